@@ -1,0 +1,38 @@
+// The project's one assertion. A CHECK that fails is a bug in this program, never a client's fault: it prints
+// where and why and aborts, in release builds too. A client's or the world's fault is a Status value instead.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#if defined(__CUDACC__)
+#define SUBLIMATE_HD __host__ __device__
+#else
+#define SUBLIMATE_HD
+#endif
+
+namespace sublimate {
+
+// Cold and out of line, so that a CHECK costs one compare and one never-taken branch.
+[[noreturn]] inline SUBLIMATE_HD void check_failed(const char* file, int line, const char* text,
+                                                   const char* why) {
+#if defined(__CUDA_ARCH__)
+    printf("CHECK failed at %s:%d: %s (%s)\n", file, line, text, why);
+    __trap();
+#else
+    std::fprintf(stderr, "CHECK failed at %s:%d: %s (%s)\n", file, line, text, why);
+    std::fflush(stderr);
+    std::abort();
+#endif
+}
+
+}  // namespace sublimate
+
+#define CHECK(condition) \
+    (static_cast<bool>(condition) \
+         ? static_cast<void>(0) \
+         : ::sublimate::check_failed(__FILE__, __LINE__, #condition, "invariant"))
+#define CHECK_BECAUSE(condition, why) \
+    (static_cast<bool>(condition) \
+         ? static_cast<void>(0) \
+         : ::sublimate::check_failed(__FILE__, __LINE__, #condition, why))

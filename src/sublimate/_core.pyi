@@ -1,0 +1,187 @@
+"""The native core: rings, resident loop, model, text path. About thirty names and nothing else.
+
+Call order of a server: Gguf/Model.load and LoopEngine (engine process); Region.create (supervisor);
+Region.attach, EdgeClient, Vocabulary, EdgeClient.open / submit / poll (edge process).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIMITS: Final[dict[str, int]]
+"""Every scalar constant of core/limits.h by its name (SEQUENCES_MAX, PAGE_TOKENS, ...)."""
+REQUEST_FIELDS: Final[dict[str, tuple[int, int]]]
+"""Field of RequestHeader -> (first word, word count)."""
+REQUEST_HEADER_WORDS: Final[int]
+REQUEST_VERSION: Final[int]
+FLAGS: Final[dict[str, int]]
+"""RequestFlags by name without the FLAG_ prefix, lower case: ignore_eos, score, score_decode, no_cache, masked."""
+
+class CoreError(Exception):
+    """The world's fault (a bad file, an unsupported model, too little memory). The text is for a person."""
+
+class Gguf:
+    """Memory-mapped GGUF header. Raises CoreError on a malformed, truncated or unsupported file."""
+    def __init__(self, path: str) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Key -> int, float, bool, str (invalid UTF-8 replaced) or list of those."""
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """(name, type name, shape with the fastest dimension first, bytes)."""
+
+class Model:
+    """A loaded, packed model. Immutable; keeps its weights for as long as it lives."""
+    @staticmethod
+    def load(
+        path: str,
+        *,
+        exact: bool = False,
+        context_length: int = 0,
+        rope_scaling: str = "",
+        rope_factor: float = 0.0,
+        threads: int = 0,
+        isa: str = "",
+        kv_bytes: int = 0,
+        progress: Callable[[float], None] | None = None,
+    ) -> Model:
+        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, at most 2 per
+        measured gain; isa "": best that runs here; kv_bytes 0: sized for 128 sequences within a quarter of memory.
+        Raises CoreError."""
+    @property
+    def info(self) -> dict[str, Any]:
+        """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim, vocabulary,
+        context_length, trained_context_length, rope_scaling, exact, isa, threads, kv_type, kv_pages, kv_bytes,
+        same_arithmetic (prompt and generated rows give equal bits), load_seconds."""
+
+class Region:
+    """Shared memory of one edge-engine pair with its two bells (eventfds)."""
+    @staticmethod
+    def create(vocabulary: int) -> Region:
+        """New memfd, sealed against resize, and two eventfds."""
+    @staticmethod
+    def attach(memory_fd: int, submission_bell_fd: int, token_bell_fd: int) -> Region:
+        """Maps what create made in another process. Raises CoreError if it is no region of this version."""
+    @property
+    def fds(self) -> tuple[int, int, int]:
+        """(memory, submission bell, token bell); owned by the Region."""
+    @property
+    def vocabulary(self) -> int: ...
+    def stats(self) -> dict[str, int]:
+        """StatsPage by field name, and engine_heartbeat_ns."""
+
+class LoopEngine:
+    """The resident loop with its model. `run` is the loop; everything else may be called from other threads."""
+    @staticmethod
+    def with_model(model: Model, *, profile_steps: dict[str, int] | None = None) -> LoopEngine: ...
+    @staticmethod
+    def with_script(
+        script: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        vocabulary: int,
+        context_length: int = 8192,
+        kv_pages: int = 4096,
+        stop_token: int = 2,
+        step_delay_us: int = 0,
+        prefill_delay_us_per_token: int = 0,
+    ) -> LoopEngine:
+        """No model. A request whose prompt contains the first sequence of a pair (first match wins; an empty
+        sequence matches all) is answered with the second, then stop_token; without a match the prompt is echoed."""
+    def attach(self, region: Region) -> int:
+        """Serve a region from the next step on; returns its edge index. Raises CoreError beyond EDGES_MAX."""
+    def detach(self, edge: int) -> None:
+        """Cancel all of that edge's requests and forget the region; returns when the loop has done so."""
+    def run(self) -> None:
+        """Runs the loop on the calling thread (GIL released) until stop. Sleeps when there is no work."""
+    def stop(self) -> None: ...
+    def warm_up(self) -> None:
+        """Runs every bucket once so that the first request runs at steady-state speed. Before run."""
+    def stats(self) -> dict[str, int]: ...
+    def audit(self) -> str:
+        """Empty if page ownership is consistent, else what is wrong. For tests; only while the loop is idle."""
+
+class Vocabulary:
+    """Byte strings of all tokens, for the text path. Special tokens have empty bytes and yield no text."""
+    def __init__(self, tokens: Sequence[bytes]) -> None: ...
+    def __len__(self) -> int: ...
+    def decode(self, ids: Sequence[int]) -> bytes: ...
+
+class StreamEvent:
+    """What one poll has for one request. Fields are plain; `data` is ready to send."""
+    key: int
+    """The caller's key from submit."""
+    data: bytes
+    """format "sse": whole SSE frames to write now (may be empty). "raw": nothing."""
+    admitted: bool
+    """True once, on the event that carries the admission (for SSE, data then starts with message_start)."""
+    finished: bool
+    cached_tokens: int
+    output_tokens: int
+    """Tokens so far that are billed: up to the stop string, the stop token included."""
+    stop_reason: str
+    """When finished: end_turn, max_tokens, stop_sequence, cancelled, refused, failed, scored; else ""."""
+    stop_sequence: str | None
+    text: str
+    """Non-streaming formats, when finished: the whole text."""
+    token_ids: list[int]
+    """format "raw": ids of this poll. Else []."""
+    logprobs: list[tuple[float, list[tuple[int, float]]]]
+    """If asked for: per token of this poll (chosen log-probability, [(id, log-probability)])."""
+    first_token_ns: int
+    """Monotonic clock of the step record that carried the first token; 0 before."""
+
+class EdgeClient:
+    """The edge's half of a region: slots, submission, cancel, and the text path. One thread only."""
+    def __init__(self, region: Region, vocabulary: Vocabulary | None) -> None: ...
+    def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
+        """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or None if no slot
+        is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias pairs into the view; version,
+        slot, generation are already set."""
+    def submit(
+        self,
+        slot: int,
+        generation: int,
+        key: int,
+        *,
+        format: str,
+        stop_strings: Sequence[str] = (),
+        message_id: str = "",
+        model: str = "",
+        input_tokens: int = 0,
+    ) -> None:
+        """Hands the record to the loop. format: "sse" (Messages API frames made in C++), "text" (accumulate),
+        "raw" (token ids, no text). After submit the view must not be written."""
+    def discard(self, slot: int, generation: int) -> None:
+        """Gives an acquired slot back without submitting."""
+    def cancel(self, slot: int, generation: int) -> None:
+        """Idempotent; late or unknown generations are no-ops. The finished event still comes."""
+    def poll(self) -> list[StreamEvent]:
+        """Drains the token ring; one event per touched request. Slots of finished requests are released, except
+        format "raw" with FLAG_SCORE, whose results are read first (see scores). Raises CoreError if the ring is
+        corrupt (the engine broke)."""
+    def scores(self, slot: int, generation: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """(log-probability, arg-max) per prompt position of a finished score request; releases the slot."""
+    def publish_mask(self, mask_slot: int, index: int, mask: NDArray[np.uint32]) -> None: ...
+    def sleep_prepare(self) -> bool:
+        """Announce that the caller will wait on the token bell. False: records are pending, poll again first."""
+    def clear_bell(self) -> None:
+        """Reset the token bell after it woke the caller."""
+    @property
+    def in_flight(self) -> int: ...
+
+def probe() -> dict[str, Any]:
+    """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by permission),
+    best isa, cache sizes, memory bytes, huge pages."""
+
+def bench_op(op: str, isa: str, rows: int, columns: int, outputs: int, seconds: float) -> dict[str, float]:
+    """Times one primitive of cpu/ops.h on one thread: op matmul_u4, matmul_u8, ..., attention, quantise, ...;
+    returns calls_per_s, gb_per_s, gops_per_s."""
+
+def heap_allocations() -> int:
+    """Test hook: allocations made by this process's C++ code since start on the loop's threads."""
