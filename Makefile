@@ -1,0 +1,76 @@
+# Every command of the project, over one virtual environment in .venv. A stamp says what is already done.
+PYTHON ?= python3
+BIN := .venv/bin
+WHEEL_BUILD := build/wheel
+NATIVE := CMakeLists.txt pyproject.toml $(shell find core -name '*.cpp' -o -name '*.h')
+PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: build serve test test-reference lint format bench sim fuzz asan tsan clean
+build: .venv/stamp-build
+
+# The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
+.venv/stamp-environment: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) install -c constraints.txt pip
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	  print("\n".join(p["build-system"]["requires"] + p["project"]["dependencies"] \
+	  + p["project"]["optional-dependencies"]["test"] + ["cmake", "ninja"]))' > .venv/requirements.txt
+	$(PIP) install -c constraints.txt -r .venv/requirements.txt
+	touch $@
+
+# The extension and an editable install: Python files are used from src, the extension from .venv.
+.venv/stamp-build: .venv/stamp-environment $(NATIVE)
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+.venv/stamp-dev: .venv/stamp-build
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+.venv/stamp-reference: .venv/stamp-build
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[reference]'
+	touch $@
+
+# The C++ tests and the simulator, in the extension's own build folder, so that the core compiles once.
+.venv/stamp-programs: .venv/stamp-build $(PROGRAMS)
+	cmake --build $(WHEEL_BUILD) --target cpp_tests simulators
+	touch $@
+
+serve: build
+	@exec $(BIN)/sublimate serve $(ARGS)
+
+test: .venv/stamp-programs
+	$(BIN)/python -m pytest -q -m 'not reference' $(ARGS)
+
+test-reference: .venv/stamp-programs .venv/stamp-reference
+	$(BIN)/python -m pytest -q -m reference tests/reference $(ARGS)
+
+lint: .venv/stamp-dev
+	ruff check src tests
+	ruff format --check src tests
+	pyright
+	git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
+	$(BIN)/python -m pytest -q tests/unit/test_tidy.py tests/unit/test_docs.py
+
+format: .venv/stamp-dev
+	ruff check --fix-only src tests
+	ruff format src tests
+	git ls-files '*.cpp' '*.h' | xargs clang-format -i
+
+bench: build
+	$(BIN)/sublimate bench --engine --prompt 512 --generate 128 --batch 1,32 $(ARGS)
+
+sim: .venv/stamp-programs
+	$(WHEEL_BUILD)/simulators/sublimate_sim $(ARGS)
+
+fuzz: .venv/stamp-environment
+	tests/fuzz/run.sh $(ARGS)
+
+asan tsan: .venv/stamp-environment
+	tests/cpp/run_sanitized.sh $@
+
+clean:
+	rm -rf .venv build
