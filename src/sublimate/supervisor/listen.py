@@ -1,0 +1,56 @@
+"""The listening socket, bound once by the supervisor and inherited by every edge.
+
+defines: bind, address_url
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from ..errors import ListenError
+
+BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one. Raises ListenError."""
+    try:
+        resolved = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError):
+        raise ListenError(f"The host {host!r} is no address of this machine.") from None
+    family, kind, protocol, _, address = resolved[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ListenError(_why(host, port, error)) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {port} on {host} is in use. Stop what listens there, or choose another "
+            f"with --port (0 takes a free one)."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"This user may not listen on port {port}. Choose one above 1023 with --port."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine. Choose another with --host."
+    return f"Cannot listen on {host}:{port}: {error.strerror}."
+
+
+def address_url(sock: socket.socket) -> str:
+    """URL for a person of this machine; a wildcard address becomes loopback."""
+    host, port = sock.getsockname()[:2]
+    if sock.family == socket.AF_INET6:
+        return f"http://[{'::1' if host == '::' else host}]:{port}"
+    wildcard = host == "0.0.0.0"  # noqa: S104 - a comparison, nothing is bound here
+    return f"http://{'127.0.0.1' if wildcard else host}:{port}"
