@@ -1,0 +1,24 @@
+// What the binding files share: the one exception that crosses into Python and the functions that
+// fill the module.
+//
+// defines: CoreError, bind_edge, bind_model, bind_engine
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <stdexcept>
+
+namespace sublimate {
+
+// The world's fault (a bad file, an unsupported model, too little memory, a broken peer). Thrown
+// only in binding code, on the calling thread; becomes sublimate._core.CoreError. The text is for a
+// person.
+class CoreError : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+void bind_edge(nanobind::module_& m);   // Region, Vocabulary, StreamEvent, EdgeClient
+void bind_model(nanobind::module_& m);  // Gguf, Model, probe, bench_op
+void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
+
+} // namespace sublimate
