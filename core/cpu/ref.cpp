@@ -1,0 +1,378 @@
+// The slow twins: every primitive written once, plainly, in the order that defines its bits. The
+// vector tables are compared with this one. Nothing here is tuned and nothing here should be.
+//
+// defines: REF_OPS
+#include "../check.h"
+#include "numbers.h"
+#include "tables.h"
+
+namespace sublimate::cpu {
+namespace {
+
+constexpr int32_t LANES = 16; // partial sums of every reduction
+constexpr float NEGATIVE_INFINITY = -__builtin_inff();
+constexpr float QUANTISED_MAX = 127.0f;
+constexpr float SMALLEST_NORMAL = 0x1p-126f;
+constexpr int32_t HEAD_DIM_MAX = 256;
+
+// Lane l holds the sum of elements l, l + 16, ...; halves are added until one is left.
+float sum_lanes(float (&lanes)[LANES]) {
+    for (int32_t half = LANES / 2; half > 0; half /= 2) {
+        for (int32_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, int32_t columns, float* out) {
+    float lanes[LANES] = {};
+    for (int32_t c = 0; c < columns; ++c) {
+        lanes[c % LANES] = std::fma(x[c], x[c], lanes[c % LANES]);
+    }
+    const float mean = sum_lanes(lanes) / static_cast<float>(columns);
+    const float inverse = 1.0f / std::sqrt(mean + epsilon);
+    for (int32_t c = 0; c < columns; ++c) out[c] = (x[c] * inverse) * weight[c];
+}
+
+void quantise(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums) {
+    CHECK(columns % GROUP_COLUMNS == 0);
+    for (int32_t group = 0; group < columns / GROUP_COLUMNS; ++group) {
+        // As integers, so that a NaN is the largest and reaches the scale instead of being lost.
+        uint32_t largest_bits = 0;
+        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
+            const float value = x[group * GROUP_COLUMNS + i];
+            const uint32_t bits = __builtin_bit_cast(uint32_t, value) & 0x7fffffffu;
+            if (bits > largest_bits) largest_bits = bits;
+        }
+        const float scale = __builtin_bit_cast(float, largest_bits) / QUANTISED_MAX;
+        const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
+        const float inverse = usable ? 1.0f / scale : 0.0f;
+        int32_t sum = 0;
+        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
+            const int32_t column = group * GROUP_COLUMNS + i;
+            const float rounded = usable ? round_to_even(x[column] * inverse) : 0.0f;
+            values[column] = static_cast<int8_t>(rounded);
+            sum += values[column];
+        }
+        scales[group] = scale < SMALLEST_NORMAL ? 0.0f : scale;
+        sums[group] = sum;
+    }
+}
+
+// ---- matmul
+// ------------------------------------------------------------------------------------------------
+
+struct Panel {
+    const PackedMatrix& matrix;
+    const std::byte* data;
+
+    uint32_t byte(int64_t at) const { return static_cast<uint32_t>(data[at]); }
+    uint16_t word(int64_t at) const {
+        return static_cast<uint16_t>(byte(2 * at) | byte(2 * at + 1) << 8);
+    }
+    int32_t groups() const { return matrix.columns / GROUP_COLUMNS; }
+    int64_t group_bytes() const { return matrix.kind == WeightKind::u4 ? 256 : 512; }
+
+    uint32_t quantised(int32_t group, int32_t lane, int32_t i) const {
+        if (matrix.kind == WeightKind::u8) {
+            return byte(group * group_bytes() + i / 4 * 64 + 4 * lane + i % 4);
+        }
+        const int32_t low = i % 16;
+        const uint32_t both = byte(group * group_bytes() + low / 4 * 64 + 4 * lane + low % 4);
+        return i < 16 ? both & 15u : both >> 4;
+    }
+    float scale(int32_t group, int32_t lane) const {
+        const int64_t first = groups() * group_bytes() / 2;
+        return half_to_float(word(first + group * PANEL_ROWS + lane));
+    }
+    float minimum(int32_t group, int32_t lane) const {
+        const int64_t first = groups() * (group_bytes() / 2 + PANEL_ROWS);
+        return half_to_float(word(first + group * PANEL_ROWS + lane));
+    }
+    float weight(int32_t column, int32_t lane) const {
+        const int64_t at = int64_t{column} * PANEL_ROWS + lane;
+        if (matrix.kind == WeightKind::f16) return half_to_float(word(at));
+        if (matrix.kind == WeightKind::bf16) return bf16_to_float(word(at));
+        const uint32_t bits = word(2 * at) | static_cast<uint32_t>(word(2 * at + 1)) << 16;
+        return __builtin_bit_cast(float, bits);
+    }
+};
+
+float dot_quantised(const Panel& panel, const Activations& x, int32_t row, int32_t lane) {
+    float result = 0.0f;
+    for (int32_t group = 0; group < panel.groups(); ++group) {
+        const int64_t at = int64_t{row} * panel.groups() + group;
+        int32_t sum = -panel.matrix.offset * x.sums[at];
+        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
+            const int64_t column = int64_t{row} * x.columns + group * GROUP_COLUMNS + i;
+            sum += static_cast<int32_t>(panel.quantised(group, lane, i)) * x.values[column];
+        }
+        const float scale = panel.scale(group, lane) * x.scales[at];
+        result = std::fma(static_cast<float>(sum), scale, result);
+        if (panel.matrix.affine) {
+            const float scaled_sum = x.scales[at] * static_cast<float>(x.sums[at]);
+            result = std::fma(panel.minimum(group, lane), scaled_sum, result);
+        }
+    }
+    return result;
+}
+
+float dot_float(const Panel& panel, const Activations& x, int32_t row, int32_t lane) {
+    float result = 0.0f;
+    for (int32_t column = 0; column < x.columns; ++column) {
+        const float value = x.f32[int64_t{row} * x.columns + column];
+        result = std::fma(panel.weight(column, lane), value, result);
+    }
+    return result;
+}
+
+void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
+            int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) {
+    CHECK(matrix.columns == x.columns);
+    const bool quantised = matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
+    for (int32_t panel_index = panel_begin; panel_index < panel_end; ++panel_index) {
+        const Panel panel{matrix, matrix.data + panel_index * matrix.panel_bytes};
+        for (int32_t row = row_begin; row < row_end; ++row) {
+            for (int32_t lane = 0; lane < PANEL_ROWS; ++lane) {
+                const int32_t output = panel_index * PANEL_ROWS + lane;
+                if (output >= matrix.rows) break;
+                out[row * out_stride + output] =
+                    quantised ? dot_quantised(panel, x, row, lane) : dot_float(panel, x, row, lane);
+            }
+        }
+    }
+}
+
+// ---- rope, KV
+// ------------------------------------------------------------------------------------------------
+
+void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim) {
+    for (int32_t head = 0; head < heads; ++head) {
+        for (int32_t i = 0; i < rope_dim; i += 2) {
+            float* pair = x + int64_t{head} * head_dim + i;
+            const float cosine = cos_sin[i];
+            const float sine = cos_sin[i + 1];
+            const float even = pair[0];
+            const float odd = pair[1];
+            pair[0] = std::fma(even, cosine, -(odd * sine));
+            pair[1] = std::fma(odd, cosine, even * sine);
+        }
+    }
+}
+
+template <class Element>
+void append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
+            int32_t page, int32_t lane, Element (*convert)(float)) {
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        const int64_t head_index = int64_t{page} * layout.kv_heads + head;
+        auto* keys = reinterpret_cast<Element*>(pages + head_index * layout.head_bytes);
+        Element* values = keys + int64_t{layout.head_dim} * limits::PAGE_TOKENS;
+        for (int32_t c = 0; c < layout.head_dim; ++c) {
+            const int64_t from = int64_t{head} * layout.head_dim + c;
+            keys[c * limits::PAGE_TOKENS + lane] = convert(key[from]);
+            values[lane * layout.head_dim + c] = convert(value[from]);
+        }
+    }
+}
+
+void kv_append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
+               int32_t page, int32_t lane) {
+    CHECK(lane >= 0 && lane < limits::PAGE_TOKENS);
+    if (layout.type == KvType::bf16) {
+        append<uint16_t>(key, value, layout, pages, page, lane, float_to_bf16);
+    } else {
+        append<float>(key, value, layout, pages, page, lane, +[](float x) { return x; });
+    }
+}
+
+// ---- attention
+// -------------------------------------------------------------------------------------------------
+
+// State of one query head of one row: the running maximum, 16 partial sums of the weights, and the
+// output.
+struct Softmax {
+    float maximum = NEGATIVE_INFINITY;
+    float sums[LANES] = {};
+    float out[HEAD_DIM_MAX] = {};
+};
+
+template <class Element>
+float kv_number(Element element) {
+    if constexpr (sizeof(Element) == 2) return bf16_to_float(element);
+    return element;
+}
+
+template <class Element>
+void attend_page(const float* query, const Element* keys, int32_t head_dim, int32_t valid,
+                 Softmax& state) {
+    constexpr int32_t TOKENS = limits::PAGE_TOKENS;
+    const Element* values = keys + int64_t{head_dim} * TOKENS;
+    float weights[TOKENS] = {};
+    float maximum = state.maximum;
+    for (int32_t k = 0; k < valid; ++k) {
+        float score = 0.0f;
+        for (int32_t c = 0; c < head_dim; ++c) {
+            score = std::fma(query[c], kv_number(keys[c * TOKENS + k]), score);
+        }
+        weights[k] = score;
+        if (score > maximum) maximum = score;
+    }
+    const float factor = exp_float(state.maximum - maximum);
+    state.maximum = maximum;
+    for (int32_t k = 0; k < valid; ++k) weights[k] = exp_float(weights[k] - maximum);
+    for (int32_t i = 0; i < LANES; ++i) {
+        state.sums[i] = std::fma(state.sums[i], factor, weights[2 * i] + weights[2 * i + 1]);
+    }
+    for (int32_t c = 0; c < head_dim; ++c) {
+        float sum = state.out[c] * factor;
+        for (int32_t k = 0; k < valid; ++k) {
+            sum = std::fma(weights[k], kv_number(values[k * head_dim + c]), sum);
+        }
+        state.out[c] = sum;
+    }
+}
+
+template <class Element>
+void attend_head(const AttentionCall& call, const KvLayout& layout, int32_t row, int32_t head) {
+    const int32_t head_dim = layout.head_dim;
+    const int64_t first_channel = int64_t{call.query_head + head} * head_dim;
+    float query[HEAD_DIM_MAX];
+    for (int32_t c = 0; c < head_dim; ++c) {
+        query[c] = call.query[row * call.query_stride + first_channel + c] * call.scale;
+    }
+    Softmax state;
+    const int32_t tokens = call.first_position + row + 1;
+    for (int32_t first = 0; first < tokens; first += limits::PAGE_TOKENS) {
+        const int32_t left = tokens - first;
+        const int32_t page = call.page_table[first / limits::PAGE_TOKENS];
+        const int64_t head_index = int64_t{page} * layout.kv_heads + call.kv_head;
+        attend_page(query,
+                    reinterpret_cast<const Element*>(call.pages + head_index * layout.head_bytes),
+                    head_dim, left < limits::PAGE_TOKENS ? left : limits::PAGE_TOKENS, state);
+    }
+    const float inverse = 1.0f / sum_lanes(state.sums);
+    for (int32_t c = 0; c < head_dim; ++c) {
+        call.out[row * call.out_stride + first_channel + c] = state.out[c] * inverse;
+    }
+}
+
+void attention(const AttentionCall& call, const KvLayout& layout) {
+    CHECK(layout.head_dim > 0 && layout.head_dim <= HEAD_DIM_MAX && layout.head_dim % LANES == 0);
+    for (int32_t row = 0; row < call.row_count; ++row) {
+        for (int32_t head = 0; head < call.group_heads; ++head) {
+            if (layout.type == KvType::bf16) {
+                attend_head<uint16_t>(call, layout, row, head);
+            } else {
+                attend_head<float>(call, layout, row, head);
+            }
+        }
+    }
+}
+
+// ---- elementwise, sampler
+// ----------------------------------------------------------------------------------------
+
+void swiglu(const float* gate, const float* up, int32_t count, float* out) {
+    for (int32_t i = 0; i < count; ++i) {
+        out[i] = (gate[i] / (1.0f + exp_float(-gate[i]))) * up[i];
+    }
+}
+
+void add(float* x, const float* y, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) x[i] += y[i];
+}
+
+// A NaN is never greater, so it is never chosen; without any number above -inf the answer is 0.
+int32_t argmax(const float* logits, int32_t count) {
+    int32_t best = 0;
+    float maximum = NEGATIVE_INFINITY;
+    for (int32_t i = 0; i < count; ++i) {
+        if (logits[i] > maximum) {
+            maximum = logits[i];
+            best = i;
+        }
+    }
+    return best;
+}
+
+float max_value(const float* logits, int32_t count) {
+    float maximum = NEGATIVE_INFINITY;
+    for (int32_t i = 0; i < count; ++i) {
+        if (logits[i] > maximum) maximum = logits[i];
+    }
+    return maximum;
+}
+
+float sum_exp(const float* logits, int32_t count, float maximum, float inverse_temperature) {
+    float lanes[LANES] = {};
+    for (int32_t i = 0; i < count; ++i) {
+        lanes[i % LANES] += exp_float((logits[i] - maximum) * inverse_temperature);
+    }
+    return sum_lanes(lanes);
+}
+
+bool all_finite(const float* logits, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) {
+        if ((__builtin_bit_cast(uint32_t, logits[i]) & 0x7f800000u) == 0x7f800000u) return false;
+    }
+    return true;
+}
+
+// Philox4x32-10 (Salmon et al. 2011): counter (index / 4, position, 0, 0), key = seed; word index
+// % 4.
+uint32_t philox_word(uint64_t seed, uint32_t position, uint32_t index) {
+    uint32_t counter[4] = {index / 4, position, 0, 0};
+    uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+    for (int32_t round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
+        const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
+        const uint32_t next[4] = {
+            static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
+            static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
+        for (int32_t i = 0; i < 4; ++i) counter[i] = next[i];
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    return counter[index % 4];
+}
+
+int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
+                      uint64_t seed, int32_t position) {
+    int32_t best = 0;
+    float maximum = NEGATIVE_INFINITY;
+    for (int32_t i = 0; i < count; ++i) {
+        if (!(logits[i] >= floor)) continue;
+        const uint32_t word =
+            philox_word(seed, static_cast<uint32_t>(position), static_cast<uint32_t>(i));
+        const float uniform = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;
+        const float noise = -std::log(-std::log(uniform));
+        const float value = std::fma(logits[i], inverse_temperature, noise);
+        if (value > maximum) {
+            maximum = value;
+            best = i;
+        }
+    }
+    return best;
+}
+
+} // namespace
+
+constinit const Ops REF_OPS = {
+    .name = "ref",
+    .isa = Isa::ref,
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul = matmul,
+    .matmul_prompt = matmul,
+    .rope = rope,
+    .kv_append = kv_append,
+    .attention = attention,
+    .swiglu = swiglu,
+    .add = add,
+    .argmax = argmax,
+    .max_value = max_value,
+    .sum_exp = sum_exp,
+    .all_finite = all_finite,
+    .gumbel_argmax = gumbel_argmax,
+};
+
+} // namespace sublimate::cpu
