@@ -21,12 +21,14 @@ from msgspec import Meta
 
 from .errors import ConfigError, nearest
 
+# These two repeat core/limits.h, so that reading settings needs no core; a test compares them.
+CONTEXT_TOKENS_MAX = 131_072
+QUEUE_MAX = 384
+
 PORT_MAX = 65535
-CONTEXT_TOKENS_MAX = 1 << 20
 THREADS_MAX = 1024
 DEFAULT_PORT = 8000
 QUEUE_DEFAULT = 256
-QUEUE_MAX = 100_000
 DRAIN_SECONDS_MAX = 86_400
 ENVIRONMENT_PREFIX = "SUBLIMATE_"
 

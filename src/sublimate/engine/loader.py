@@ -1,0 +1,86 @@
+"""Makes a LoopEngine from settings: with a model, or with a script for tests.
+
+defines: check_hardware, load_engine, scripted_engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _core
+from ..config import EngineSettings
+from ..errors import ConfigError, EngineError, HardwareError
+from .script import Script, read_script
+
+
+def check_hardware(isa: str) -> None:
+    """Raises HardwareError if the core, or the instruction set that was asked for, cannot run here."""
+    found = _core.probe()
+    runs: list[str] = list(found.get("isas", []))
+    if not runs:
+        raise HardwareError(f"No instruction set of this program runs on {found.get('cpu')}.")
+    if isa and isa not in runs:
+        raise HardwareError(
+            f"This machine ({found.get('cpu')}) cannot run {isa}. It runs {', '.join(runs)}."
+        )
+
+
+def load_engine(
+    model_path: str, settings: EngineSettings, progress: Callable[[float], None]
+) -> tuple[_core.LoopEngine, dict[str, Any]]:
+    """The engine, warmed up, and its info. Raises EngineError or ConfigError."""
+    if settings.script:
+        return scripted_engine(read_script(settings.script))
+    check_hardware(settings.isa)
+    try:
+        model = _core.Model.load(
+            model_path,
+            exact=settings.exact,
+            context_length=settings.context_length,
+            rope_scaling=settings.rope_scaling,
+            rope_factor=settings.rope_factor,
+            threads=settings.threads,
+            isa=settings.isa,
+            kv_bytes=settings.kv_memory,
+            progress=progress,
+        )
+        engine = _core.LoopEngine.with_model(model)
+        engine.warm_up()
+    except _core.CoreError as error:
+        raise EngineError(str(error)) from None
+    except MemoryError:
+        raise EngineError(f"There is too little memory to load {model_path}.") from None
+    return engine, dict(model.info)
+
+
+def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
+    """An engine that answers from a script, and its info. Raises ConfigError."""
+    try:
+        engine = _core.LoopEngine.with_script(
+            script.answers,
+            vocabulary=script.vocabulary,
+            context_length=script.context_length,
+            kv_pages=script.kv_pages,
+            stop_token=script.stop_token,
+            step_delay_us=script.step_delay_us,
+            prefill_delay_us_per_token=script.prefill_delay_us_per_token,
+        )
+    except _core.CoreError as error:
+        raise ConfigError(f"The script is not valid: {error}") from None
+    info = {
+        "architecture": "script",
+        "vocabulary": script.vocabulary,
+        "context_length": script.context_length,
+        "trained_context_length": script.context_length,
+        "kv_pages": script.kv_pages,
+        "kv_bytes": 0,
+        "weight_bytes": 0,
+        "parameters": 0,
+        "isa": "script",
+        "threads": 1,
+        "exact": False,
+        "same_arithmetic": True,
+        "load_seconds": 0.0,
+    }
+    return engine, info

@@ -1,0 +1,100 @@
+"""The engine process: no sockets but the control channel; the loop on one thread.
+
+The main thread loads the model, then follows the supervisor's messages: attach and detach edges,
+stop. A fault of the model file is a Failed message; a bug ends the process and is restarted.
+
+defines: main, EngineProcess
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from .. import _core
+from ..errors import HardwareError, SublimateError
+from ..supervisor import channel
+from ..supervisor.child import enter_child
+from .loader import load_engine
+
+LOOP_ENDED_EXIT_CODE = 70
+PROGRESS_STEP = 0.01
+
+
+def main() -> None:
+    """Entry of `python -m sublimate.engine`."""
+    EngineProcess(enter_child(channel.ToEngine)).run()
+
+
+class EngineProcess:
+    """Follows one control channel until Stop or until the supervisor is gone."""
+
+    def __init__(self, control: channel.Channel[channel.ToEngine]) -> None:
+        self._control = control
+        self._last_fraction = -1.0
+        # Supervisor's number of an edge -> (loop's number, region). The region must outlive its use.
+        self._edges: dict[int, tuple[int, _core.Region]] = {}
+
+    def run(self) -> None:
+        """Returns when told to stop, or when loading failed."""
+        first = self._control.receive()
+        if first is None or not isinstance(first.message, channel.Load):
+            return
+        engine = self._load(first.message)
+        if engine is None:
+            return
+        loop = threading.Thread(target=self._loop, args=(engine,), name="loop", daemon=True)
+        loop.start()
+        try:
+            self._follow(engine)
+        finally:
+            engine.stop()
+            loop.join()
+
+    def _load(self, load: channel.Load) -> _core.LoopEngine | None:
+        try:
+            engine, info = load_engine(load.model_path, load.settings, self._progress)
+        except SublimateError as error:
+            reason = "load_failed"
+            if isinstance(error, HardwareError):
+                reason = "hardware_not_supported"
+            self._control.send(channel.Failed(message=str(error), reason=reason))
+            return None
+        self._control.send(channel.Ready(info=info))
+        return engine
+
+    def _progress(self, fraction: float) -> None:
+        if fraction - self._last_fraction >= PROGRESS_STEP:
+            self._last_fraction = fraction
+            try:
+                self._control.send(channel.Progress(fraction=fraction))
+            except BlockingIOError:
+                return  # a missing step of a progress bar
+
+    def _loop(self, engine: _core.LoopEngine) -> None:
+        try:
+            engine.run()
+        except BaseException:
+            # The loop never raises on client data; whatever this is, a restart is the answer.
+            sys.excepthook(*sys.exc_info())
+            os._exit(LOOP_ENDED_EXIT_CODE)
+
+    def _follow(self, engine: _core.LoopEngine) -> None:
+        while (received := self._control.receive()) is not None:
+            match received.message:
+                case channel.Attach(edge=edge):
+                    region = _core.Region.attach(*received.fds)
+                    for fd in received.fds:
+                        os.close(fd)
+                    self._edges[edge] = (engine.attach(region), region)
+                    self._control.send(channel.Attached(edge=edge))
+                case channel.Detach(edge=edge):
+                    if edge in self._edges:
+                        engine.detach(self._edges[edge][0])
+                        del self._edges[edge]
+                    self._control.send(channel.Detached(edge=edge))
+                case channel.Stop():
+                    return
+                case channel.Load():
+                    raise ValueError("a second load")

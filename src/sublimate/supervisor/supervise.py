@@ -1,0 +1,283 @@
+"""The supervisor: one thread that sleeps until a child speaks, a child ends, a signal comes, or a
+restart is due. It holds no request and reads no client byte.
+
+    start:  spawn engine (load) and edge (import) at once -> engine Ready -> pair
+    pair:   fresh Region -> Attach to the engine -> Attached -> EngineUp to the edge -> forget it
+    engine ends:  EngineLost to the edge at once; restart with back-off; Ready -> pair
+    edge ends:    Detach to the engine; restart with back-off on the same listening socket; pair
+    signal:       Drain to the edge -> Drained or the limit -> Stop; a second signal: kill
+
+defines: Supervisor
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+from .. import _core
+from ..config import Settings
+from ..errors import EngineError, ExitCode, HardwareError, SublimateError
+from . import channel
+from .child import spawn
+from .listen import address_url
+from .reporter import Reporter
+from .worker import Worker
+
+ENGINE_MODULE = "sublimate.engine"
+EDGE_MODULE = "sublimate.edge"
+# Beyond the streams' own limit the edge has this long to say that it is drained.
+DRAIN_GRACE_SECONDS = 1.0
+STOP_SECONDS = 2.0
+MILLISECONDS = 1000
+
+
+class Supervisor:
+    """Runs one engine and one edge on a bound listening socket until a signal ends it.
+
+    Raises EngineError (or HardwareError) from run() if the engine fails before it was ever ready,
+    unless settings.server.stay.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        model_path: str,
+        model_name: str,
+        listen: socket.socket,
+        reporter: Reporter,
+        edge_module: str = EDGE_MODULE,
+    ) -> None:
+        self._settings = settings
+        self._model_path = model_path
+        self._model_name = model_name
+        self._listen = listen
+        self._reporter = reporter
+        self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
+        self._edge = Worker("edge", edge_module, channel.FromEdge)
+        self._engine_info: dict[str, Any] | None = None
+        self._edge_info: dict[str, Any] | None = None
+        self._region: _core.Region | None = None
+        self._pair = 0
+        self._was_ready = False
+        self._unavailable: channel.Failed | None = None
+        self._drain_deadline_seconds: float | None = None
+        self._interrupts = 0
+        self._drained = False
+        self._failure: SublimateError | None = None
+
+    # ---- life ----------------------------------------------------------------------------------
+    def run(self) -> ExitCode:
+        """Serve until a signal; returns the exit code. Call from the main thread."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        old_wakeup = signal.set_wakeup_fd(wake_write)
+        signals = (signal.SIGINT, signal.SIGTERM)
+        old_handlers = {number: signal.signal(number, _no_action) for number in signals}
+        try:
+            self._start_engine()
+            self._start_edge()
+            while not self._finished():
+                self._turn(wake_read)
+        finally:
+            self._end_children()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            os.close(wake_read)
+            os.close(wake_write)
+        if self._failure is not None:
+            raise self._failure
+        self._reporter.stopped()
+        return ExitCode.INTERRUPTED if self._interrupts > 1 else ExitCode.OK
+
+    def _finished(self) -> bool:
+        if self._failure is not None or self._interrupts > 1 or self._drained:
+            return True
+        deadline = self._drain_deadline_seconds
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _end_children(self) -> None:
+        at_once = self._interrupts > 1 or self._failure is not None
+        workers = (self._edge, self._engine)
+        for worker in workers:
+            worker.ask_to_stop(at_once)
+        deadline = time.monotonic() + STOP_SECONDS
+        for worker in workers:
+            worker.reap(deadline)
+
+    # ---- one turn ------------------------------------------------------------------------------
+    def _turn(self, wake_fd: int) -> None:
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        for worker in (self._engine, self._edge):
+            for fd in worker.fds():
+                poll.register(fd, select.POLLIN)
+        poll.poll(self._timeout_milliseconds())
+        for _ in _drain_pipe(wake_fd):
+            self._on_signal()
+        self._serve_engine()
+        self._serve_edge()
+        self._restart_due()
+
+    def _timeout_milliseconds(self) -> float | None:
+        times = [self._engine.restart_at_seconds, self._edge.restart_at_seconds]
+        due = [at for at in (*times, self._drain_deadline_seconds) if at is not None]
+        if not due:
+            return None
+        return max(0.0, min(due) - time.monotonic()) * MILLISECONDS
+
+    def _restart_due(self) -> None:
+        now = time.monotonic()
+        if self._engine.is_due(now):
+            self._start_engine()
+        if self._edge.is_due(now):
+            self._start_edge()
+
+    def _on_signal(self) -> None:
+        if self._drain_deadline_seconds is not None:
+            self._interrupts += 1
+            return
+        self._interrupts += 1
+        limit = self._settings.edge.drain_seconds
+        self._drain_deadline_seconds = time.monotonic() + limit + DRAIN_GRACE_SECONDS
+        self._engine.restart_at_seconds = None
+        self._reporter.draining(limit)
+        # Before the first ready nobody can have a stream open.
+        if not self._was_ready or not self._edge.send(channel.Drain(seconds=limit)):
+            self._drained = True
+
+    # ---- engine --------------------------------------------------------------------------------
+    def _start_engine(self) -> None:
+        self._engine.start(spawn)
+        load = channel.Load(settings=self._settings.engine, model_path=self._model_path)
+        self._engine.send(load)
+
+    def _serve_engine(self) -> None:
+        for received in self._engine.receive():
+            match received.message:
+                case channel.Progress(fraction=fraction):
+                    self._reporter.loading(fraction)
+                case channel.Ready(info=info):
+                    self._engine_info = info
+                    self._make_pair()
+                case channel.Failed() as failed:
+                    self._engine_failed(failed)
+                case channel.Attached(edge=pair):
+                    self._complete_pair(pair)
+                case _:
+                    pass
+        if (why := self._engine.ended()) is not None:
+            self._engine_ended(why)
+
+    def _engine_failed(self, failed: channel.Failed) -> None:
+        if self._settings.server.stay:
+            self._unavailable = failed
+            self._reporter.unavailable(failed.reason, failed.message)
+            self._tell_unavailable()
+        elif not self._was_ready:
+            kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
+            self._failure = kind(failed.message)
+
+    def _engine_ended(self, why: str) -> None:
+        self._engine_info = None
+        self._region = None
+        self._edge.send(channel.EngineLost())
+        if self._unavailable is not None:
+            self._tell_unavailable()
+            return
+        if self._failure is not None or self._drain_deadline_seconds is not None:
+            return
+        if not self._was_ready:
+            self._failure = EngineError(f"The engine ended before it was ready: {why}.")
+            return
+        delay = self._engine.plan_restart()
+        self._reporter.lost("engine", why, delay)
+
+    def _tell_unavailable(self) -> None:
+        if self._unavailable is not None:
+            failed = self._unavailable
+            self._edge.send(channel.EngineLost(reason=failed.reason, message=failed.message))
+
+    # ---- edge ----------------------------------------------------------------------------------
+    def _start_edge(self) -> None:
+        self._edge.start(spawn)
+        start = channel.Start(
+            settings=self._settings.edge,
+            log=self._settings.log,
+            model_path=self._model_path,
+            model_name=self._model_name,
+        )
+        self._edge.send(start, (self._listen.fileno(),))
+        self._tell_unavailable()
+        self._make_pair()
+
+    def _serve_edge(self) -> None:
+        for received in self._edge.receive():
+            match received.message:
+                case channel.EdgeReady(info=info):
+                    self._edge_info = info
+                    self._report_ready()
+                case channel.Drained():
+                    self._drained = True
+                case _:
+                    pass
+        if (why := self._edge.ended()) is not None:
+            self._edge_ended(why)
+
+    def _edge_ended(self, why: str) -> None:
+        self._edge_info = None
+        self._region = None
+        self._engine.send(channel.Detach(edge=self._pair))
+        if self._drain_deadline_seconds is not None:
+            self._drained = True
+        elif not self._was_ready and self._unavailable is None:
+            self._failure = EngineError(f"The edge ended before it was ready: {why}.")
+        else:
+            delay = self._edge.plan_restart()
+            self._reporter.lost("edge", why, delay)
+
+    # ---- pair ----------------------------------------------------------------------------------
+    def _make_pair(self) -> None:
+        """A fresh region for the engine and the edge that live now."""
+        if self._engine_info is None or not self._edge.alive:
+            return
+        self._pair += 1
+        try:
+            self._region = _core.Region.create(int(self._engine_info["vocabulary"]))
+        except _core.CoreError as error:
+            self._failure = EngineError(str(error))
+            return
+        self._engine.send(channel.Attach(edge=self._pair), self._region.fds)
+
+    def _complete_pair(self, pair: int) -> None:
+        if pair != self._pair or self._region is None or self._engine_info is None:
+            self._engine.send(channel.Detach(edge=pair))
+            return
+        self._edge.send(channel.EngineUp(info=self._engine_info), self._region.fds)
+        # Both have it now; the supervisor needs nothing of it any more.
+        self._region = None
+        self._report_ready()
+
+    def _report_ready(self) -> None:
+        if self._edge_info is None or self._engine_info is None or self._region is not None:
+            return
+        self._was_ready = True
+        self._reporter.ready(address_url(self._listen), self._engine_info, self._edge_info)
+
+
+def _no_action(number: int, frame: FrameType | None) -> None:
+    """The wake-up descriptor carries the signal; a handler must exist for it to be written."""
+
+
+def _drain_pipe(fd: int) -> bytes:
+    try:
+        return os.read(fd, select.PIPE_BUF)
+    except BlockingIOError:
+        return b""
+

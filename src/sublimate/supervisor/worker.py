@@ -1,0 +1,143 @@
+"""One supervised child with its channel: alive or not, when it is restarted, how it ended.
+
+defines: Worker
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from . import channel
+from .backoff import Backoff
+
+# A child that aborts closes its descriptors a moment before it is gone. Its own exit status says
+# more than our kill would; and the other side must hear of it within 100 ms.
+ENDING_SECONDS = 0.05
+
+Spawn = Callable[[str, Any], tuple[subprocess.Popen[bytes], channel.Channel[Any]]]
+
+
+class Worker:
+    """A child process that may be started many times. All methods from one thread."""
+
+    def __init__(self, name: str, module: str, incoming: Any) -> None:
+        self.name = name
+        self.restart_at_seconds: float | None = None
+        self._module = module
+        self._incoming = incoming
+        self._backoff = Backoff()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: channel.Channel[Any] | None = None
+        self._pidfd = -1
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def process_id(self) -> int:
+        """0 when not alive."""
+        return self._process.pid if self._process else 0
+
+    def start(self, spawn: Spawn) -> None:
+        """Start the child. Raises OSError."""
+        self.restart_at_seconds = None
+        self._process, self._channel = spawn(self._module, self._incoming)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._backoff.started(time.monotonic())
+
+    def fds(self) -> tuple[int, ...]:
+        """What becomes readable when the child speaks or ends."""
+        if self._channel is None:
+            return ()
+        return (self._channel.fileno(), self._pidfd)
+
+    def send(self, message: channel.Message, fds: tuple[int, ...] = ()) -> bool:
+        """False if there is no child to tell. A child that does not read its channel is killed."""
+        if self._channel is None:
+            return False
+        try:
+            self._channel.send(message, fds)
+        except BlockingIOError:
+            self.kill()
+            return False
+        except OSError:
+            return False  # it has just ended; ended() says so in this turn or the next
+        return True
+
+    def receive(self) -> Iterator[channel.Received[Any]]:
+        """All messages that have arrived. A child that breaks the protocol is killed."""
+        while self._channel is not None:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            except msgspec.DecodeError:
+                self.kill()
+                return
+            if received is None:
+                self._end_closed()
+                return
+            for fd in received.fds:
+                os.close(fd)
+            yield received
+
+    def _end_closed(self) -> None:
+        """The child closed its end: it is ending, or it can no longer be told anything."""
+        if self._process is not None:
+            try:
+                self._process.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def ended(self) -> str | None:
+        """How the child ended, once, after it has; else None."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        code = self._process.returncode
+        self._close()
+        if code < 0:
+            return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def plan_restart(self) -> float:
+        """Set when to start again; returns the delay in seconds."""
+        delay = self._backoff.ended(time.monotonic())
+        self.restart_at_seconds = time.monotonic() + delay
+        return delay
+
+    def is_due(self, now_seconds: float) -> bool:
+        return self.restart_at_seconds is not None and now_seconds >= self.restart_at_seconds
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def ask_to_stop(self, at_once: bool) -> None:
+        if at_once or not self.send(channel.Stop()):
+            self.kill()
+
+    def reap(self, deadline_seconds: float) -> None:
+        """Wait for the end until the deadline, then kill."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(0.0, deadline_seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._process, self._channel, self._pidfd = None, None, -1
