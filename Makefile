@@ -7,7 +7,7 @@ PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference lint format bench sim fuzz asan tsan clean
+.PHONY: build serve test test-reference lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -70,7 +70,13 @@ fuzz: .venv/stamp-environment
 	tests/fuzz/run.sh $(ARGS)
 
 asan tsan: .venv/stamp-environment
-	tests/cpp/run_sanitized.sh $@
+	cmake --preset $@ >/dev/null
+	cmake --build --preset $@
+	SUBLIMATE_BUILD=build/$@ $(BIN)/python -m pytest -q tests/cpp tests/sim $(ARGS)
+
+cuda:
+	mkdir -p build
+	nvcc -arch=sm_90a -std=c++20 -I. -c tests/cpp/device_compile.cu -o build/device_compile.o
 
 clean:
 	rm -rf .venv build

@@ -1,0 +1,42 @@
+"""Runs every C++ test executable. Each tests/cpp/test_*.cpp is one; it exits with 0 when all its checks hold.
+
+SUBLIMATE_BUILD names the build folder: build/wheel by default, build/asan and build/tsan for the sanitizers.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("SUBLIMATE_BUILD", "build/wheel")
+NAMES = sorted(path.stem for path in Path(__file__).parent.glob("test_*.cpp"))
+SECONDS_MAX = 300
+
+
+def run_program(path: Path, *arguments: str) -> str:
+    """The output of a test program; fails the test when the program is missing or fails."""
+    assert path.is_file(), f"{path.name} is not built: run `make test`"
+    done = subprocess.run(
+        [path, *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=SECONDS_MAX,
+        cwd=ROOT,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, f"exit {done.returncode}\n{output[-8000:]}"
+    return output
+
+
+def test_there_are_programs() -> None:
+    assert NAMES
+
+
+@pytest.mark.timeout(SECONDS_MAX + 10)
+@pytest.mark.parametrize("name", NAMES)
+def test_program(name: str) -> None:
+    assert run_program(BUILD / "cpp_tests" / name) is not None

@@ -1,0 +1,53 @@
+"""Objects compiled for an instruction set must not lend a function to the rest of the program.
+
+An inline function that two objects share is kept once by the linker, from whichever object comes first. If that
+one was compiled with AVX-512, a machine without it dies in code that looked portable.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import house
+import pytest
+
+OBJECTS = house.ROOT / "build/wheel/CMakeFiles/core_cpu.dir/core/cpu"
+ISA_NAME = re.compile(r"^(avx2|avx512|amx)")
+WIDE_REGISTER = re.compile(r"%[yz]mm\d|%tmm\d|%k[1-7]\b|\tv\w+\s.*%xmm")
+
+
+def shared_functions(path: Path) -> set[str]:
+    """Mangled names of the functions an object offers as one copy of several (weak definitions)."""
+    command = ["nm", "--defined-only", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {row[-1] for row in rows if len(row) == 3 and row[1] in "WV"}
+
+
+def all_objects() -> list[Path]:
+    return sorted(OBJECTS.parents[2].rglob("*.o"))
+
+
+def test_objects_of_an_instruction_set_share_no_function() -> None:
+    objects = all_objects()
+    assert objects, "nothing is built: run `make build`"
+    special = [path for path in objects if ISA_NAME.match(path.name)]
+    assert {path.name.partition(".")[0] for path in special} >= {"avx2", "avx512"}
+    offered = {path: shared_functions(path) for path in objects}
+    findings = [
+        f"{path.name} and {other.name} share {name}"
+        for path in special
+        for other in objects
+        if other != path
+        for name in sorted(offered[path] & offered[other])
+    ]
+    assert not findings, "\n".join(findings[:20])
+
+
+@pytest.mark.parametrize("name", ["portable.cpp.o", "ref.cpp.o", "dispatch.cpp.o"])
+def test_portable_objects_use_no_wide_register(name: str) -> None:
+    path = OBJECTS / name
+    assert path.is_file(), "nothing is built: run `make build`"
+    done = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True)
+    wide = [line for line in done.stdout.splitlines() if WIDE_REGISTER.search(line)]
+    assert "%xmm" in done.stdout and not wide, "\n".join(wide[:10])

@@ -1,0 +1,473 @@
+"""The house rules as tests, each over the whole tree. STYLE.md says which rule each one keeps."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+import house
+import pytest
+
+CPP = house.source_files("core", suffixes=(".h", ".cpp", ".cu"))
+CPP_ALL = house.source_files("core", "tests", "bench", suffixes=(".h", ".cpp", ".cu"))
+PYTHON = house.source_files("src", suffixes=(".py",))
+PYTHON_ALL = house.source_files("src", "tests", suffixes=(".py", ".pyi"))
+
+LINE_COLUMNS_MAX = 100
+FUNCTION_LINES_MAX = 70
+LOOP_LINES_MAX = 60
+FILE_LINES_MAX = 600
+FILE_LINES_MEDIAN_MAX = 200
+LITERAL_MAX = 64
+CHECKS_PER_1000_LINES_MIN = 20
+
+
+def none(findings: list[str]) -> None:
+    """Fails with one finding per line."""
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_there_is_something_to_check() -> None:
+    assert "core/limits.h" in CPP
+    assert "tests/unit/test_tidy.py" in PYTHON_ALL
+    assert any(path.startswith("src/sublimate/") for path in PYTHON)
+
+
+def test_lines_fit() -> None:
+    none(
+        [
+            f"{path}:{number}: {len(line)} columns"
+            for path in CPP_ALL + PYTHON_ALL
+            for number, line in enumerate(house.read(path).splitlines(), 1)
+            if len(line) > LINE_COLUMNS_MAX
+        ]
+    )
+
+
+def test_files_fit() -> None:
+    sizes = {path: len(house.read(path).splitlines()) for path in CPP_ALL + PYTHON_ALL}
+    none([f"{path}: {size} lines" for path, size in sizes.items() if size > FILE_LINES_MAX])
+    own = sorted(sizes[path] for path in CPP + PYTHON)
+    assert own[len(own) // 2] <= FILE_LINES_MEDIAN_MAX, "the median source file is too long"
+
+
+def test_functions_fit() -> None:
+    functions = [f for path in CPP_ALL for f in house.cpp_functions(path)]
+    functions += [f for path in PYTHON_ALL for f in house.python_functions(path)]
+    assert len(functions) > len(CPP + PYTHON), "the scanner finds no functions"
+    none(
+        [
+            f"{f.path}:{f.line}: {f.name} has {f.lines} lines"
+            for f in functions
+            if f.lines > FUNCTION_LINES_MAX
+        ]
+    )
+
+
+def test_the_loop_fits_one_screen_and_names_its_verbs_in_order() -> None:
+    verbs = ["take", "cancel", "admit", "schedule", "step", "sample", "publish"]
+    for function in house.cpp_functions("core/loop/loop.h"):
+        places = [match.start() if (match := re.search(rf"\b{verb}\w*\(", function.body)) else -1
+                  for verb in verbs]  # fmt: skip
+        if min(places) >= 0:
+            assert places == sorted(places), f"{function.name} has its verbs in another order"
+            assert function.lines <= LOOP_LINES_MAX
+            return
+    pytest.fail("no function of core/loop/loop.h calls " + ", ".join(verbs))
+
+
+# ---- banned constructs --------------------------------------------------------------------------
+
+CPP_BANNED = {
+    r"std::(basic_)?regex": "use a hand-written scanner with a bound",
+    r"\balloca\s*\(": "stack use must be bounded at compile time",
+    r"\bassert\s*\(": "CHECK stays in release builds",
+    r"\b(strcpy|strcat|sprintf|gets|atoi|atol|atof|strtok)\s*\(": "unbounded or unchecked",
+    r"\busing\s+namespace\s+std\b": "spell std:: out",
+    r"\bgoto\b": "structured control flow only",
+    r"\bNDEBUG\b": "no behaviour that differs in release builds",
+    r"\b(std::)?(rand|srand)\s*\(": "randomness is seeded and counter-based",
+}
+DEVICE_HEADERS = [
+    p for p in CPP if p.startswith(("core/loop/", "core/ring/ring.h")) and p[-2:] == ".h"
+]
+DEVICE_INCLUDES = {
+    "algorithm", "array", "bit", "cfloat", "climits", "cmath", "concepts", "cstddef", "cstdint",
+    "cstring", "cuda/atomic", "limits", "span", "type_traits", "utility",
+}  # fmt: skip
+
+
+def test_no_banned_construct_in_cpp() -> None:
+    none(
+        [
+            f"{path}:{number}: {line.strip()} ({why})"
+            for path in CPP
+            for number, line in enumerate(house.strip_cpp(path).splitlines(), 1)
+            for pattern, why in CPP_BANNED.items()
+            if re.search(pattern, line)
+        ]
+    )
+
+
+def test_loop_and_ring_headers_hold_no_host_facility() -> None:
+    """What compiles for a device can neither allocate nor throw nor lock."""
+    types = "vector|string|map|unordered_map|mutex|thread|function|unique_ptr|shared_ptr"
+    banned = rf"\b(new|delete|throw|try|catch|malloc|free|thread_local|std::({types}))\b"
+    findings = []
+    for path in DEVICE_HEADERS:
+        for number, line in enumerate(house.strip_cpp(path).splitlines(), 1):
+            include = re.match(r"\s*#\s*include\s*<([^>]+)>", line)
+            if (include and include.group(1) not in DEVICE_INCLUDES) or re.search(banned, line):
+                findings.append(f"{path}:{number}: {line.strip()}")
+    none(findings)
+
+
+PYTHON_BANNED_IMPORTS = {"pickle", "marshal", "shelve", "json", "simplejson", "orjson", "imp"}
+PYTHON_BANNED_CALLS = {"eval", "exec", "compile", "literal_eval", "__import__", "system", "popen"}
+TASK_CALLS = {"create_task", "ensure_future"}
+
+
+def called_name(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        receiver = node.func.value
+        if node.func.attr == "compile" and isinstance(receiver, ast.Name) and receiver.id == "re":
+            return "re.compile"
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def banned_python(path: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(house.read(path))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+            )
+            for name in names:
+                if name and name.split(".")[0] in PYTHON_BANNED_IMPORTS:
+                    yield node.lineno, f"import {name}"
+        elif isinstance(node, ast.Call) and called_name(node) in PYTHON_BANNED_CALLS:
+            yield node.lineno, f"{called_name(node)}()"
+        elif isinstance(node, ast.Call) and any(
+            word.arg == "shell" and isinstance(word.value, ast.Constant) and word.value.value
+            for word in node.keywords
+        ):
+            yield node.lineno, "shell=True"
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if called_name(node.value) in TASK_CALLS:
+                yield node.lineno, "a task that nobody holds"
+        elif isinstance(node, ast.Assert):
+            yield node.lineno, "assert vanishes under -O"
+
+
+def test_no_banned_construct_in_python() -> None:
+    none([f"{path}:{line}: {what}" for path in PYTHON for line, what in banned_python(path)])
+
+
+def test_exception_text_never_reaches_a_client() -> None:
+    """The edge maps a caught exception to a code of the error table; its text goes to the log."""
+    findings = []
+    for path in [p for p in PYTHON if p.startswith("src/sublimate/edge/")]:
+        for handler in ast.walk(ast.parse(house.read(path))):
+            if not isinstance(handler, ast.ExceptHandler) or not handler.name:
+                continue
+            for node in ast.walk(handler):
+                shown = isinstance(node, ast.FormattedValue) or (
+                    isinstance(node, ast.Call) and called_name(node) in {"str", "repr", "format"}
+                )
+                if shown and any(
+                    isinstance(part, ast.Name) and part.id == handler.name
+                    for part in (
+                        [node.value] if isinstance(node, ast.FormattedValue) else node.args
+                    )
+                ):
+                    findings.append(f"{path}:{node.lineno}: text of {handler.name}")
+    none(findings)
+
+
+def test_edge_takes_no_keyword_bag_and_loops_over_no_tokens() -> None:
+    """No **kwargs from the wire; a token is looked at in native code only."""
+    findings = []
+    for path in [p for p in PYTHON if p.startswith("src/sublimate/edge/")]:
+        for node in ast.walk(ast.parse(house.read(path))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.kwarg:
+                findings.append(f"{path}:{node.lineno}: **{node.args.kwarg.arg}")
+            if isinstance(node, ast.For | ast.comprehension):
+                if re.search(r"\b(token_ids|ids|tokens)\b", ast.unparse(node.iter)):
+                    findings.append(
+                        f"{path}:{node.iter.lineno}: a loop over {ast.unparse(node.iter)}"
+                    )
+    none(findings)
+
+
+def test_nothing_recurses() -> None:
+    """Depth is a client's to choose, so no function of the parsers and of the edge calls itself."""
+    native = house.source_files("core/model", "core/text", "core/ring", suffixes=(".h", ".cpp"))
+    findings = []
+    for function in (f for path in native for f in house.cpp_functions(path)):
+        if re.search(rf"(?<![\w.:>~]){re.escape(function.name)}\s*\(", function.body):
+            findings.append(f"{function.path}:{function.line}: {function.name}")
+    for path in PYTHON:
+        for node in ast.walk(ast.parse(house.read(path))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for call in ast.walk(node):
+                    if not isinstance(call, ast.Call):
+                        continue
+                    target = ast.unparse(call.func)
+                    if target in (node.name, f"self.{node.name}", f"cls.{node.name}"):
+                        if not (target == node.name and node.args.args[:1] and is_method(node)):
+                            findings.append(f"{path}:{node.lineno}: {node.name}")
+    none(findings)
+
+
+def is_method(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return node.args.args[0].arg in ("self", "cls")
+
+
+def test_builds_never_depend_on_the_build_machine() -> None:
+    files = ["CMakeLists.txt", "CMakePresets.json", "Makefile", "pyproject.toml", ".ci/run"]
+    none([f"{path}: native architecture" for path in files if "=native" in house.read(path)])
+    assert "-march=x86-64 " in house.read("CMakeLists.txt")
+
+
+# ---- names and numbers --------------------------------------------------------------------------
+
+# Words that C++ and the layout tests spell with a number: bit widths and the like.
+LITERALS_ALLOWED = {100, 127, 128, 255, 256}
+
+
+def test_large_literals_have_a_name() -> None:
+    findings = []
+    for path in [p for p in CPP if p.startswith(("core/loop/", "core/ring/"))]:
+        for number, line in enumerate(house.strip_cpp(path).splitlines(), 1):
+            if re.search(r"\b(constexpr|static_assert|enum)\b|^\s*#", line):
+                continue
+            for literal in re.findall(r"(?<![\w.'])(0[xX][\da-fA-F']+|\d[\d']*)(?![\w.])", line):
+                value = int(literal.replace("'", ""), 0 if literal[:2] in ("0x", "0X") else 10)
+                if value > LITERAL_MAX and value not in LITERALS_ALLOWED:
+                    findings.append(f"{path}:{number}: {literal}")
+    none(findings)
+
+
+TIME_WORDS = re.compile(
+    r"(?:^|_)(time|timeout|deadline|interval|age|latency|duration|delay|elapsed)(?:_|$)"
+)
+SIZE_WORDS = re.compile(r"(?:^|_)(size|capacity)(?:_|$)")
+TIME_UNITS = re.compile(
+    r"_(ns|us|ms|s|seconds|steps)(_per_\w+)?(_low|_high|_max|_min|_p\d+|_total)?_?$"
+)
+SIZE_UNITS = re.compile(
+    r"_(bytes|words|tokens|rows|pages|max|entries|count)(_low|_high|_max)?_?$|^capacity_?$"
+)
+
+
+def without_unit(name: str) -> bool:
+    name = name.lower()
+    return bool(
+        (TIME_WORDS.search(name) and not TIME_UNITS.search(name))
+        or (SIZE_WORDS.search(name) and not SIZE_UNITS.search(name))
+    )
+
+
+def test_members_of_time_and_size_carry_their_unit() -> None:
+    findings = [
+        f"{path}:{line}: {name}"
+        for path in CPP
+        if path.endswith(".h")
+        for line, name in house.cpp_members(path)
+        if without_unit(name)
+    ]
+    for path in PYTHON:
+        for node in ast.walk(ast.parse(house.read(path))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for member in node.body:
+                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                    kind = ast.unparse(member.annotation).split("|")[0].strip()
+                    if kind in ("int", "float") and without_unit(member.target.id):
+                        findings.append(f"{path}:{member.lineno}: {member.target.id}")
+    none(findings)
+    assert without_unit("deadline") and without_unit("buffer_size") and not without_unit("age_ns")
+
+
+# ---- structure ----------------------------------------------------------------------------------
+
+
+def test_every_file_says_what_it_is() -> None:
+    findings = [p for p in CPP_ALL if not house.read(p).startswith(("//", "/*"))]
+    for path in PYTHON_ALL:
+        if not (house.read(path) and ast.get_docstring(ast.parse(house.read(path)))):
+            findings.append(path)
+    none(findings)
+
+
+def test_one_header_per_folder_is_its_table_of_contents() -> None:
+    folders: dict[str, bool] = {}
+    for path in CPP:
+        folder = PurePosixPath(path).parent.as_posix()
+        if path.endswith(".h") and folder != "core":
+            folders[folder] = folders.get(folder, False) or "defines:" in house.read(path)
+    none(
+        [
+            f"{folder}: no header lists what it defines"
+            for folder, found in folders.items()
+            if not found
+        ]
+    )
+
+
+# What each folder of the core may include besides itself and the headers directly in core/.
+CORE_MAY_USE = {
+    "ring": set(),
+    "loop": {"ring"},
+    "text": {"ring"},
+    "model": set(),
+    "cpu": {"model"},
+    "engine": {"ring", "loop", "model", "cpu", "text"},
+    "bindings": {"ring", "loop", "model", "cpu", "text", "engine"},
+}
+# What each package of sublimate may import besides itself and the base.
+PYTHON_BASE = {"_core", "_version", "config", "errors", "limits"}
+PYTHON_MAY_USE = {
+    "model": set(),
+    "probe": {"model"},
+    "engine": {"model"},
+    "edge": {"model"},
+    "supervisor": {"model", "probe", "engine", "edge"},
+    "bench": {"model", "engine"},
+    "cli": {"model", "probe", "engine", "edge", "supervisor", "bench"},
+}
+
+
+def test_core_folders_point_one_way() -> None:
+    findings = []
+    for path in CPP:
+        folder = path.split("/")[1] if path.count("/") > 1 else ""
+        for include in house.cpp_includes(path):
+            target = include.split("/")[1] if include.count("/") > 1 else ""
+            if not include.startswith("core/") or (not folder and target):
+                findings.append(f"{path} includes {include}")
+            elif target and target != folder and target not in CORE_MAY_USE.get(folder, set()):
+                findings.append(f"{path} includes {include}")
+    none(findings)
+
+
+def test_python_packages_point_one_way() -> None:
+    findings = []
+    for path in PYTHON:
+        inside = path.removeprefix("src/sublimate/").removesuffix(".py").split("/")
+        package = inside[0]
+        if package == "__init__":  # the face of the package names what it offers
+            continue
+        for name in house.python_imports(path):
+            target = (*name.split("."), "")[1]
+            allowed = (
+                PYTHON_MAY_USE.get(package, set()) | PYTHON_BASE | {package, "", "__version__"}
+            )
+            if target not in allowed:
+                findings.append(f"{path} imports {name}")
+    none(findings)
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """What remains when nodes without outgoing edges are taken away, again and again."""
+    left = {node: set(targets) - {node} for node, targets in graph.items()}
+    while leaves := [node for node, targets in left.items() if not targets & left.keys()]:
+        for leaf in leaves:
+            del left[leaf]
+    return sorted(left)
+
+
+def test_no_cycle_between_files() -> None:
+    none(cycle_in({path: set(house.cpp_includes(path)) for path in CPP}))
+    modules = {p.removeprefix("src/").removesuffix(".py").replace("/", "."): p for p in PYTHON}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = set(house.python_imports(path))
+        graph[module] = {
+            n if n in modules else n.rpartition(".")[0] for n in names
+        } & modules.keys()
+    none(cycle_in(graph))
+    assert cycle_in({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == ["a", "b", "c"]
+
+
+# ---- the tree as a whole ------------------------------------------------------------------------
+
+
+def test_nothing_is_left_to_do() -> None:
+    pattern = re.compile(
+        r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK|not implemented " + r"yet)\b"
+    )
+    texts = [
+        *CPP_ALL,
+        *PYTHON_ALL,
+        *(p for p in house.tracked_files() if p.endswith((".md", ".toml"))),
+    ]
+    none(
+        [
+            f"{path}:{number}: {line.strip()}"
+            for path in texts
+            for number, line in enumerate(house.read(path).splitlines(), 1)
+            if pattern.search(line)
+        ]
+    )
+
+
+def test_no_machine_host_or_person_is_named() -> None:
+    pieces = [
+        r"/wo" + r"rk/\w", r"/ro" + r"ot/", r"/ho" + r"me/\w", r"/t" + r"mp/\w", r"/opt/py" + r"pi",
+        r"py" + r"pi\.org", r"python" + r"hosted\.org", r"--(extra-)?index-u" + r"rl",
+        r"\bpy" + r"env\b",
+        r"[\w.+-]+@(?!example\.|users\.noreply)[\w-]+\.(com|org|net|io|dev)\b", r"\bissue\s+#?\d",
+    ]  # fmt: skip
+    pattern = re.compile("|".join(pieces), re.I)
+    findings = []
+    for path in house.tracked_files():
+        raw = (house.ROOT / path).read_bytes()
+        if b"\0" in raw or path == "LICENSE":
+            continue
+        for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
+            if match := pattern.search(line):
+                findings.append(f"{path}:{number}: {match.group()}")
+    none(findings)
+
+
+def checks_per_1000_lines(paths: list[str]) -> float:
+    """Lines that assert something or refuse bad input, per 1000 lines of source."""
+    check = re.compile(
+        r"\b(\w*CHECK\w*|static_assert|RETURN_IF_ERROR|Status::error)\s*\(|^\s*raise\b|\bthrow\b"
+    )
+    lines = [line for path in paths for line in house.read(path).splitlines()]
+    return 1000 * sum(bool(check.search(line)) for line in lines) / max(1, len(lines))
+
+
+def test_the_source_checks_itself(record_property: Callable[[str, object], None]) -> None:
+    for name, paths in {"core": CPP, "all": CPP + PYTHON}.items():
+        density = checks_per_1000_lines(paths)
+        record_property(f"checks_per_1000_lines_{name}", round(density, 1))
+        assert density >= CHECKS_PER_1000_LINES_MIN, f"{name}: {density:.1f} checks per 1000 lines"
+
+
+def test_there_are_more_test_lines_than_source_lines() -> None:
+    def lines(paths: list[str]) -> int:
+        return sum(len(house.read(path).splitlines()) for path in paths)
+
+    tests = [path for path in CPP_ALL + PYTHON_ALL if path.startswith("tests/")]
+    assert lines(tests) >= lines(CPP + PYTHON), f"{lines(tests)} < {lines(CPP + PYTHON)}"
+
+
+def test_every_test_can_fail() -> None:
+    """A Python test asserts, expects an exception, or calls a helper that does."""
+    proof = re.compile(
+        r"\bassert\b|\braises\(|\bfail\(|\b(none|check|expect|assert|verify|compare)\w*\(|check=True"
+    )
+    none(
+        [
+            f"{function.path}:{function.line}: {function.name}"
+            for path in PYTHON_ALL
+            if PurePosixPath(path).name.startswith("test_")
+            for function in house.python_functions(path)
+            if function.name.startswith("test_") and not proof.search(function.body)
+        ]
+    )
