@@ -4,10 +4,9 @@
 // Everything here has internal linkage on purpose. A header that objects of several instruction
 // sets include must not define a function that the linker could merge across them.
 //
-// defines: half_to_float, bf16_to_float, float_to_bf16, EXP_*, round_to_even, exp_float
+// defines: half_to_float, bf16_to_float, float_to_bf16
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 namespace sublimate::cpu {
@@ -34,40 +33,6 @@ namespace sublimate::cpu {
     const uint32_t bits = __builtin_bit_cast(uint32_t, value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
     return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-// ---- exponential
-// ----------------------------------------------------------------------------------------- exp(x)
-// = 2^n * p(r), n = round(x / ln 2), r = x - n ln 2 in two parts (Cody and Waite 1980), p of degree
-// 6 (Taylor; |r| <= 0.347 leaves 2e-7 relative). Below EXP_LOWEST the result is zero, above
-// EXP_HIGHEST it is exp(EXP_HIGHEST): no subnormal and no infinity can come out; a NaN stays a NaN.
-constexpr float EXP_LOWEST = -86.5f;
-constexpr float EXP_HIGHEST = 88.0f;
-constexpr float EXP_LOG2_E = 1.44269504088896341f;
-constexpr float EXP_LN2_HIGH = 0.693359375f; // 9 bits, so that n * it is exact
-constexpr float EXP_LN2_LOW = -2.12194440e-4f;
-constexpr float EXP_ROUND = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, ties to even
-constexpr int32_t EXP_POLYNOMIAL_TERMS = 7;
-constexpr float EXP_POLYNOMIAL[EXP_POLYNOMIAL_TERMS] = {// highest power first
-                                                        1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6,
-                                                        0.5f,       1.0f,       1.0f};
-
-// To the nearest integer, ties to even, for |x| < 2^22.
-[[maybe_unused]] static inline float round_to_even(float x) {
-    return (x + EXP_ROUND) - EXP_ROUND;
-}
-
-[[maybe_unused]] static inline float exp_float(float x) {
-    if (x < EXP_LOWEST) return 0.0f;
-    const float clamped = EXP_HIGHEST < x ? EXP_HIGHEST : x;
-    const float n = round_to_even(clamped * EXP_LOG2_E);
-    float r = __builtin_fmaf(n, -EXP_LN2_HIGH, clamped);
-    r = __builtin_fmaf(n, -EXP_LN2_LOW, r);
-    float p = EXP_POLYNOMIAL[0];
-    for (int32_t i = 1; i < EXP_POLYNOMIAL_TERMS; ++i) p = __builtin_fmaf(p, r, EXP_POLYNOMIAL[i]);
-    if (!(x == x)) return x;
-    const uint32_t exponent = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-    return p * __builtin_bit_cast(float, exponent);
 }
 
 } // namespace sublimate::cpu

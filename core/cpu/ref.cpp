@@ -3,16 +3,19 @@
 //
 // defines: REF_OPS
 #include "../check.h"
+#include "../loop/sampler_ops.h"
 #include "numbers.h"
 #include "tables.h"
+
+#include <cmath>
 
 namespace sublimate::cpu {
 namespace {
 
 constexpr int32_t LANES = 16; // partial sums of every reduction
-constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr float QUANTISED_MAX = 127.0f;
 constexpr float SMALLEST_NORMAL = 0x1p-126f;
+constexpr float SILU_EXPONENT_MAX = 80.0f;
 constexpr int32_t HEAD_DIM_MAX = 256;
 
 // Lane l holds the sum of elements l, l + 16, ...; halves are added until one is left.
@@ -21,6 +24,17 @@ float sum_lanes(float (&lanes)[LANES]) {
         for (int32_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     }
     return lanes[0];
+}
+
+// To the nearest integer, ties to even, for |x| < 2^22.
+float round_to_even(float x) {
+    return (x + EXP_ROUND_MAGIC) - EXP_ROUND_MAGIC;
+}
+
+// The sampler's exponential, except that a NaN stays a NaN: it has to reach the logits to be
+// noticed.
+float exp_float(float x) {
+    return x == x ? exp_polynomial(x) : x;
 }
 
 void rms_norm(const float* x, const float* weight, float epsilon, int32_t columns, float* out) {
@@ -190,7 +204,7 @@ void kv_append(const float* key, const float* value, const KvLayout& layout, std
 // State of one query head of one row: the running maximum, 16 partial sums of the weights, and the
 // output.
 struct Softmax {
-    float maximum = NEGATIVE_INFINITY;
+    float maximum = MINUS_INFINITY;
     float sums[LANES] = {};
     float out[HEAD_DIM_MAX] = {};
 };
@@ -220,7 +234,10 @@ void attend_page(const float* query, const Element* keys, int32_t head_dim, int3
     state.maximum = maximum;
     for (int32_t k = 0; k < valid; ++k) weights[k] = exp_float(weights[k] - maximum);
     for (int32_t i = 0; i < LANES; ++i) {
-        state.sums[i] = std::fma(state.sums[i], factor, weights[2 * i] + weights[2 * i + 1]);
+        // Two lanes meet as they do in registers: a bf16 line splits into even and odd tokens.
+        const int32_t first = sizeof(Element) == 2 ? 2 * i : i;
+        const int32_t second = sizeof(Element) == 2 ? 2 * i + 1 : i + LANES;
+        state.sums[i] = std::fma(state.sums[i], factor, weights[first] + weights[second]);
     }
     for (int32_t c = 0; c < head_dim; ++c) {
         float sum = state.out[c] * factor;
@@ -273,85 +290,14 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
 
 void swiglu(const float* gate, const float* up, int32_t count, float* out) {
     for (int32_t i = 0; i < count; ++i) {
-        out[i] = (gate[i] / (1.0f + exp_float(-gate[i]))) * up[i];
+        // The exponential stops at 80: the result is zero to any accuracy long before.
+        const float negated = -gate[i] > SILU_EXPONENT_MAX ? SILU_EXPONENT_MAX : -gate[i];
+        out[i] = (gate[i] / (1.0f + exp_float(negated))) * up[i];
     }
 }
 
 void add(float* x, const float* y, int32_t count) {
     for (int32_t i = 0; i < count; ++i) x[i] += y[i];
-}
-
-// A NaN is never greater, so it is never chosen; without any number above -inf the answer is 0.
-int32_t argmax(const float* logits, int32_t count) {
-    int32_t best = 0;
-    float maximum = NEGATIVE_INFINITY;
-    for (int32_t i = 0; i < count; ++i) {
-        if (logits[i] > maximum) {
-            maximum = logits[i];
-            best = i;
-        }
-    }
-    return best;
-}
-
-float max_value(const float* logits, int32_t count) {
-    float maximum = NEGATIVE_INFINITY;
-    for (int32_t i = 0; i < count; ++i) {
-        if (logits[i] > maximum) maximum = logits[i];
-    }
-    return maximum;
-}
-
-float sum_exp(const float* logits, int32_t count, float maximum, float inverse_temperature) {
-    float lanes[LANES] = {};
-    for (int32_t i = 0; i < count; ++i) {
-        lanes[i % LANES] += exp_float((logits[i] - maximum) * inverse_temperature);
-    }
-    return sum_lanes(lanes);
-}
-
-bool all_finite(const float* logits, int32_t count) {
-    for (int32_t i = 0; i < count; ++i) {
-        if ((__builtin_bit_cast(uint32_t, logits[i]) & 0x7f800000u) == 0x7f800000u) return false;
-    }
-    return true;
-}
-
-// Philox4x32-10 (Salmon et al. 2011): counter (index / 4, position, 0, 0), key = seed; word index
-// % 4.
-uint32_t philox_word(uint64_t seed, uint32_t position, uint32_t index) {
-    uint32_t counter[4] = {index / 4, position, 0, 0};
-    uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-    for (int32_t round = 0; round < 10; ++round) {
-        const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
-        const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
-        const uint32_t next[4] = {
-            static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
-            static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
-        for (int32_t i = 0; i < 4; ++i) counter[i] = next[i];
-        key[0] += 0x9E3779B9u;
-        key[1] += 0xBB67AE85u;
-    }
-    return counter[index % 4];
-}
-
-int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
-                      uint64_t seed, int32_t position) {
-    int32_t best = 0;
-    float maximum = NEGATIVE_INFINITY;
-    for (int32_t i = 0; i < count; ++i) {
-        if (!(logits[i] >= floor)) continue;
-        const uint32_t word =
-            philox_word(seed, static_cast<uint32_t>(position), static_cast<uint32_t>(i));
-        const float uniform = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;
-        const float noise = -std::log(-std::log(uniform));
-        const float value = std::fma(logits[i], inverse_temperature, noise);
-        if (value > maximum) {
-            maximum = value;
-            best = i;
-        }
-    }
-    return best;
 }
 
 } // namespace
