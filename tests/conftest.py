@@ -1,4 +1,4 @@
-"""Settings that all tests share: the property tests' effort and the report of the source's own checks."""
+"""Settings that all tests share: the property tests' effort and the report of recorded figures."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""Runs every C++ test executable. Each tests/cpp/test_*.cpp is one; it exits with 0 when all its checks hold.
+"""Runs every C++ test program. Each tests/cpp/test_*.cpp is one; it exits with 0 when all holds.
 
-SUBLIMATE_BUILD names the build folder: build/wheel by default, build/asan and build/tsan for the sanitizers.
+SUBLIMATE_BUILD names the build folder: build/wheel by default, build/asan or build/tsan for the
+sanitizers.
 """
 
 import os

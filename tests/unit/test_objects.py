@@ -1,15 +1,16 @@
 """Objects compiled for an instruction set must not lend a function to the rest of the program.
 
-An inline function that two objects share is kept once by the linker, from whichever object comes first. If that
-one was compiled with AVX-512, a machine without it dies in code that looked portable.
+An inline function that two objects share is kept once by the linker, from whichever object comes
+first. If that one was compiled with AVX-512, a machine without it dies in code that looked portable.
 """
 
 import re
 import subprocess
 from pathlib import Path
 
-import house
 import pytest
+
+import house
 
 OBJECTS = house.ROOT / "build/wheel/CMakeFiles/core_cpu.dir/core/cpu"
 ISA_NAME = re.compile(r"^(avx2|avx512|amx)")
