@@ -52,6 +52,18 @@ constexpr int32_t TOKEN_BYTES_MAX = 1024;  // bytes of one vocabulary entry
 constexpr int64_t GGUF_TENSORS_MAX = 65536;
 constexpr int64_t GGUF_KEYS_MAX = 65536;
 constexpr int32_t GGUF_DIMENSIONS_MAX = 4;
+constexpr int64_t GGUF_KEY_BYTES_MAX = 65535;      // of the format's specification
+constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64;  // likewise
+constexpr int64_t GGUF_ALIGNMENT_MAX = 1 << 20;    // a larger one is no file that a writer made
+
+// ---- models: what one loaded model may be, so that every product of these fits int64 by a wide margin ----------
+constexpr int32_t LAYERS_MAX = 1024;
+constexpr int32_t HIDDEN_MAX = 1 << 18;        // also feed-forward columns
+constexpr int32_t HEADS_MAX = 1024;
+constexpr int32_t HEAD_DIM_MAX = 256;         // the kernels keep a head's output on the stack
+
+// ---- threads ----------------------------------------------------------------------------------------------------
+constexpr int32_t COMPUTE_THREADS_MAX = 64;
 
 constexpr int32_t slot_class_sum(const int32_t (&counts)[SLOT_CLASSES]) {
     int32_t sum = 0;

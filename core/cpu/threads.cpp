@@ -1,0 +1,85 @@
+// Waiting and the helpers' loop.
+#include "threads.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+#include "../check.h"
+#include "allocations.h"
+
+namespace sublimate::cpu {
+
+namespace {
+
+void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+uint32_t* address_of(std::atomic<uint32_t>& word) {
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+    return reinterpret_cast<uint32_t*>(&word);
+}
+
+}  // namespace
+
+void WaitWord::wait_while(uint32_t old) {
+    for (int32_t i = 0; i < limits::SPIN_ROUNDS; i++) {
+        if (value_.load(std::memory_order_acquire) != old) return;
+        pause_briefly();
+    }
+    // Announced before the value is read again, and advance() writes the value before it reads the announcement:
+    // both orders are sequentially consistent, so one of the two sees the other.
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == old) {
+        syscall(SYS_futex, address_of(value_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void WaitWord::advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0)
+        syscall(SYS_futex, address_of(value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+ThreadPool::ThreadPool(int32_t threads) : threads_(threads), barrier_(threads) {
+    CHECK(threads >= 1 && threads <= limits::COMPUTE_THREADS_MAX);
+    counters_ = std::make_unique<Counter[]>(2 * static_cast<size_t>(threads));
+    banks_ = std::make_unique<Bank[]>(static_cast<size_t>(threads));
+    for (int32_t thread = 1; thread < threads; thread++)
+        helpers_.emplace_back([this, thread] { work(thread); });
+}
+
+ThreadPool::~ThreadPool() {
+    stopping_ = true;
+    job_.advance();
+    for (std::thread& helper : helpers_) helper.join();
+}
+
+void ThreadPool::start(Entry entry, void* context) {
+    entry_ = entry;
+    context_ = context;
+    job_.advance();
+}
+
+void ThreadPool::work(int32_t thread) {
+    pthread_setname_np(pthread_self(), "compute");
+    watch_allocations(true);
+    // Helpers see every job: the next one is announced only after finish(), which needs them all.
+    for (uint32_t seen = 0;; seen++) {
+        job_.wait_while(seen);
+        if (stopping_) return;
+        entry_(context_, thread);
+        barrier_.arrive([] {});
+    }
+}
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,146 @@
+// The compute threads of one engine: the loop's own thread and a few helpers that do what it does. Work is handed
+// out by atomic counters, own range first and then what others have left, since a virtual core may run at half speed
+// for a while. Waiting spins for a bounded time and then sleeps in a futex: an idle engine uses no CPU, and a thread
+// that waits for a preempted one lets it run.
+//
+// defines: WaitWord, Barrier, ThreadPool
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "../limits.h"
+
+namespace sublimate::cpu {
+
+// A counter that threads wait on. One writer at a time.
+class alignas(limits::LINE_PAIR_BYTES) WaitWord {
+public:
+    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+    void wait_while(uint32_t old);  // returns once the value differs from `old`
+    void advance();                 // adds one and wakes all waiters
+
+private:
+    std::atomic<uint32_t> value_{0};
+    std::atomic<int32_t> sleepers_{0};
+};
+
+// Sense-reversing barrier: the generation number is the sense.
+class Barrier {
+public:
+    explicit Barrier(int32_t threads) : threads_(threads) {}
+
+    // The last thread to arrive runs `completion` before any leaves.
+    template <class Completion>
+    void arrive(Completion&& completion) {
+        uint32_t generation = generation_.value();
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            completion();
+            arrived_.store(0, std::memory_order_relaxed);
+            generation_.advance();
+        } else {
+            generation_.wait_while(generation);
+        }
+    }
+
+private:
+    const int32_t threads_;
+    alignas(limits::LINE_PAIR_BYTES) std::atomic<int32_t> arrived_{0};
+    WaitWord generation_;
+};
+
+class ThreadPool {
+public:
+    // `threads` includes the caller of run: threads - 1 helpers are started.
+    explicit ThreadPool(int32_t threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int32_t size() const { return threads_; }
+
+    // Runs body(thread) once on every thread; returns when all are done. One caller at a time; does not nest.
+    template <class Body>
+    void run(Body&& body) {
+        if (threads_ == 1) {
+            body(0);
+            return;
+        }
+        start([](void* context, int32_t thread) { (*static_cast<Body*>(context))(thread); },
+              const_cast<void*>(static_cast<const void*>(&body)));
+        body(0);
+        finish();
+    }
+
+    // Inside run, called by every thread with equal arguments: calls body(i) for i in [0, count), each once, on some
+    // thread. A barrier (or the end of run) must follow before the next call.
+    template <class Body>
+    void share(int32_t thread, int32_t count, Body&& body) {
+        int32_t bank = banks_[thread].bank;
+        // The other bank is out of use: the barrier since its last use has been passed by all.
+        counter(1 - bank, thread).store(0, std::memory_order_relaxed);
+        for (int32_t turn = 0; turn < threads_; turn++) {
+            int32_t victim = thread + turn < threads_ ? thread + turn : thread + turn - threads_;
+            int32_t begin = static_cast<int32_t>(int64_t{count} * victim / threads_);
+            int32_t end = static_cast<int32_t>(int64_t{count} * (victim + 1) / threads_);
+            std::atomic<int32_t>& next = counter(bank, victim);
+            while (true) {
+                int32_t item = begin + next.fetch_add(1, std::memory_order_relaxed);
+                if (item >= end) break;
+                body(item);
+            }
+        }
+        banks_[thread].bank = 1 - bank;
+    }
+
+    // Inside run: waits for all threads. The last to arrive runs `completion`.
+    template <class Completion>
+    void barrier(Completion&& completion) {
+        if (threads_ == 1) completion();
+        else barrier_.arrive(completion);
+    }
+    void barrier() {
+        barrier([] {});
+    }
+
+    // From outside run: body(i) for i in [0, count) on all threads.
+    template <class Body>
+    void parallel_for(int32_t count, Body&& body) {
+        if (count == 1) {
+            body(0);
+            return;
+        }
+        run([&](int32_t thread) { share(thread, count, body); });
+    }
+
+private:
+    struct alignas(limits::LINE_PAIR_BYTES) Counter {
+        std::atomic<int32_t> next{0};
+    };
+    struct alignas(limits::LINE_PAIR_BYTES) Bank {
+        int32_t bank = 0;  // counters that the thread's next share uses
+    };
+    using Entry = void (*)(void* context, int32_t thread);
+
+    void start(Entry entry, void* context);
+    void finish() { barrier_.arrive([] {}); }
+    void work(int32_t thread);
+    std::atomic<int32_t>& counter(int32_t bank, int32_t thread) {
+        return counters_[bank * threads_ + thread].next;
+    }
+
+    const int32_t threads_;
+    std::unique_ptr<Counter[]> counters_;  // (2, threads)
+    std::unique_ptr<Bank[]> banks_;        // (threads)
+    Barrier barrier_;
+    WaitWord job_;                         // advances when a job (or the end) is announced
+    Entry entry_ = nullptr;                // written before job_ advances
+    void* context_ = nullptr;
+    bool stopping_ = false;                // likewise
+    std::vector<std::thread> helpers_;
+};
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,49 @@
+// Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that become real when
+// they are first touched (so the touching thread decides where they lie).
+//
+// defines: FileMapping, AnonymousMemory
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "status.h"
+
+namespace sublimate {
+
+class FileMapping {
+public:
+    FileMapping() = default;
+    ~FileMapping();
+    FileMapping(FileMapping&& other) noexcept;
+    FileMapping& operator=(FileMapping&& other) noexcept;
+
+    // Regular files only. An empty file is an error, since it cannot be mapped.
+    static Status open(const std::string& path, FileMapping* mapping);
+    std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+private:
+    const std::byte* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+class AnonymousMemory {
+public:
+    AnonymousMemory() = default;
+    ~AnonymousMemory();
+    AnonymousMemory(AnonymousMemory&& other) noexcept;
+    AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
+
+    // Asks for huge pages; works without them. `purpose` names the memory in the error.
+    static Status map(int64_t bytes, const char* purpose, AnonymousMemory* memory);
+    std::byte* data() const { return data_; }
+    int64_t size() const { return static_cast<int64_t>(size_); }
+
+private:
+    std::byte* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace sublimate

@@ -1,0 +1,29 @@
+// Turning a file's tensors into the panels of cpu/ops.h, and reading one row back out of panels (for token
+// embeddings). Panels are independent, so any thread can pack any of them.
+//
+// defines: packed_shape, pack_panels, unpack_row, tensor_to_floats
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../cpu/ops.h"
+#include "gguf.h"
+
+namespace sublimate {
+
+// The packed form of a tensor, without data: its kind, or f32 in the exact mode.
+cpu::PackedMatrix packed_shape(const GgufTensor& tensor, bool exact);
+
+// Packs panels [panel_begin, panel_end) of `tensor` to `data` (panel 0 of the whole matrix is at data). Lanes past
+// the last row are zero weights.
+void pack_panels(const GgufTensor& tensor, const cpu::PackedMatrix& shape, int32_t panel_begin,
+                 int32_t panel_end, std::byte* data);
+
+// out[c] = weight of (row, c): exactly the number that the packed matrix stands for, in fp32.
+void unpack_row(const cpu::PackedMatrix& matrix, int32_t row, float* out);
+
+// The whole tensor in fp32, in file order. For vectors (norm weights).
+std::vector<float> tensor_to_floats(const GgufTensor& tensor);
+
+}  // namespace sublimate

@@ -1,0 +1,221 @@
+// Loading weights: check every tensor's name and shape, lay the arena out, then pack on all threads.
+#include "weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "../check.h"
+#include "pack.h"
+
+namespace sublimate {
+
+namespace {
+
+constexpr int64_t ARENA_ALIGNMENT_BYTES = 64;
+constexpr int32_t PANELS_PER_ITEM = 8;
+
+// One tensor on its way into the arena.
+struct PackJob {
+    const GgufTensor* tensor;
+    cpu::PackedMatrix shape;   // data set once the arena exists
+    int64_t offset;            // of panel 0
+    bool vector;               // plain floats, not panels
+};
+
+class WeightLoader {
+public:
+    WeightLoader(const Gguf& file, const ModelConfig& config, bool exact, Weights* weights)
+        : file_(file), config_(config), exact_(exact), weights_(*weights) {}
+
+    Status plan() {
+        const int32_t hidden = config_.hidden;
+        const int32_t feed_forward = config_.feed_forward;
+        layer_jobs_.resize(static_cast<size_t>(config_.layers));
+        RETURN_IF_ERROR(add("token_embd.weight", config_.vocabulary, hidden, &embedding_));
+        for (int32_t i = 0; i < config_.layers; i++) {
+            LayerJobs& jobs = layer_jobs_[static_cast<size_t>(i)];
+            std::string prefix = "blk." + std::to_string(i) + ".";
+            RETURN_IF_ERROR(add_vector(prefix + "attn_norm.weight", &jobs.attention_norm));
+            RETURN_IF_ERROR(
+                add(prefix + "attn_q.weight", config_.query_columns(), hidden, &jobs.query));
+            RETURN_IF_ERROR(add(prefix + "attn_k.weight", config_.kv_columns(), hidden, &jobs.key));
+            RETURN_IF_ERROR(
+                add(prefix + "attn_v.weight", config_.kv_columns(), hidden, &jobs.value));
+            RETURN_IF_ERROR(add(prefix + "attn_output.weight", hidden, config_.query_columns(),
+                                &jobs.attention_output));
+            RETURN_IF_ERROR(add_vector(prefix + "ffn_norm.weight", &jobs.feed_forward_norm));
+            RETURN_IF_ERROR(add(prefix + "ffn_gate.weight", feed_forward, hidden, &jobs.gate));
+            RETURN_IF_ERROR(add(prefix + "ffn_up.weight", feed_forward, hidden, &jobs.up));
+            RETURN_IF_ERROR(add(prefix + "ffn_down.weight", hidden, feed_forward, &jobs.down));
+        }
+        RETURN_IF_ERROR(add_vector("output_norm.weight", &final_norm_));
+        head_ = embedding_;
+        if (!config_.tied_embeddings)
+            RETURN_IF_ERROR(add("output.weight", config_.vocabulary, hidden, &head_));
+        return refuse_unknown();
+    }
+
+    Status pack(cpu::ThreadPool& pool, const std::function<void(float)>& progress) {
+        RETURN_IF_ERROR(AnonymousMemory::map(arena_bytes_, "weights", &weights_.arena));
+        weights_.bytes = arena_bytes_;
+        std::byte* base = weights_.arena.data();
+        int64_t done_bytes = 0;
+        for (PackJob& job : jobs_) {
+            std::byte* data = base + job.offset;
+            job.shape.data = data;
+            if (job.vector) {
+                std::vector<float> floats = tensor_to_floats(*job.tensor);
+                std::memcpy(data, floats.data(), floats.size() * sizeof(float));
+            } else {
+                // A thread packs the range it will mostly compute: first touch decides where memory lies.
+                int32_t blocks = (job.shape.panels + PANELS_PER_ITEM - 1) / PANELS_PER_ITEM;
+                pool.parallel_for(blocks, [&](int32_t block) {
+                    int32_t begin = block * PANELS_PER_ITEM;
+                    int32_t end = std::min(begin + PANELS_PER_ITEM, job.shape.panels);
+                    pack_panels(*job.tensor, job.shape, begin, end, data);
+                });
+                done_bytes += job.shape.panels * job.shape.panel_bytes;
+                if (progress)
+                    progress(static_cast<float>(double(done_bytes) / double(arena_bytes_)));
+            }
+        }
+        publish();
+        if (progress) progress(1.0f);
+        return Status::success();
+    }
+
+private:
+    struct LayerJobs {
+        size_t attention_norm, query, key, value, attention_output;
+        size_t feed_forward_norm, gate, up, down;
+    };
+
+    Status find(const std::string& name, uint64_t rows, uint64_t columns,
+                const GgufTensor** tensor) {
+        *tensor = file_.tensor(name);
+        if (*tensor == nullptr) return Status::error("the file has no tensor '" + name + "'");
+        if ((*tensor)->columns() != columns || (*tensor)->rows() != rows)
+            return Status::error("tensor '" + name + "' is " +
+                                 std::to_string((*tensor)->columns()) + " x " +
+                                 std::to_string((*tensor)->rows()) + ", expected " +
+                                 std::to_string(columns) + " x " + std::to_string(rows));
+        known_ += 1;
+        return Status::success();
+    }
+
+    void reserve(int64_t bytes, PackJob* job) {
+        job->offset = arena_bytes_;
+        // Sizes come from tensors that lie inside the file, at most 8 times expanded: no wrap.
+        arena_bytes_ += (bytes + ARENA_ALIGNMENT_BYTES - 1) / ARENA_ALIGNMENT_BYTES *
+                        ARENA_ALIGNMENT_BYTES;
+    }
+
+    Status add(const std::string& name, int32_t rows, int32_t columns, size_t* index) {
+        PackJob job = {};
+        RETURN_IF_ERROR(find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                             &job.tensor));
+        job.shape = packed_shape(*job.tensor, exact_);
+        reserve(job.shape.panels * job.shape.panel_bytes, &job);
+        *index = jobs_.size();
+        jobs_.push_back(job);
+        return Status::success();
+    }
+
+    Status add_vector(const std::string& name, size_t* index) {
+        PackJob job = {};
+        RETURN_IF_ERROR(find(name, 1, static_cast<uint64_t>(config_.hidden), &job.tensor));
+        job.vector = true;
+        reserve(int64_t{config_.hidden} * int64_t{sizeof(float)}, &job);
+        *index = jobs_.size();
+        jobs_.push_back(job);
+        return Status::success();
+    }
+
+    // A tensor that nothing reads (a bias, an expert) would change what the model computes.
+    Status refuse_unknown() const {
+        size_t expected = known_ + (file_.tensor("rope_freqs.weight") != nullptr ? 1 : 0);
+        if (file_.tensors().size() == expected) return Status::success();
+        for (const GgufTensor& tensor : file_.tensors()) {
+            bool used = tensor.name == "rope_freqs.weight";
+            for (const PackJob& job : jobs_) used = used || job.tensor == &tensor;
+            if (!used)
+                return Status::error("tensor '" + std::string(tensor.name) +
+                                     "' is not part of a supported llama model");
+        }
+        CHECK(false);
+        return Status::success();
+    }
+
+    const cpu::PackedMatrix& matrix(size_t job) const { return jobs_[job].shape; }
+    const float* vector(size_t job) const {
+        return reinterpret_cast<const float*>(weights_.arena.data() + jobs_[job].offset);
+    }
+
+    // Jobs that are neighbours in the arena and of one kind become one matrix: their panels follow each other.
+    FusedProjection fuse(std::initializer_list<size_t> jobs) const {
+        FusedProjection fused;
+        int32_t outputs = 0;
+        for (size_t job : jobs) {
+            const cpu::PackedMatrix& next = matrix(job);
+            cpu::PackedMatrix* last =
+                fused.part_count > 0 ? &fused.parts[fused.part_count - 1] : nullptr;
+            bool joins = last != nullptr && last->kind == next.kind &&
+                         last->affine == next.affine && last->offset == next.offset &&
+                         last->rows % cpu::PANEL_ROWS == 0 &&
+                         last->data + last->panels * last->panel_bytes == next.data;
+            if (joins) {
+                last->rows += next.rows;
+                last->panels += next.panels;
+            } else {
+                fused.parts[fused.part_count] = next;
+                fused.first_output[fused.part_count] = outputs;
+                fused.part_count += 1;
+            }
+            outputs += next.rows;
+        }
+        return fused;
+    }
+
+    void publish() {
+        weights_.embedding = matrix(embedding_);
+        weights_.head = matrix(head_);
+        weights_.final_norm = vector(final_norm_);
+        for (const LayerJobs& jobs : layer_jobs_) {
+            LayerWeights layer;
+            layer.attention_norm = vector(jobs.attention_norm);
+            layer.query_key_value = fuse({jobs.query, jobs.key, jobs.value});
+            layer.attention_output = matrix(jobs.attention_output);
+            layer.feed_forward_norm = vector(jobs.feed_forward_norm);
+            layer.gate = matrix(jobs.gate);
+            layer.up = matrix(jobs.up);
+            layer.down = matrix(jobs.down);
+            weights_.layers.push_back(layer);
+        }
+    }
+
+    const Gguf& file_;
+    const ModelConfig& config_;
+    const bool exact_;
+    Weights& weights_;
+    std::vector<PackJob> jobs_;  // in the order of the arena
+    std::vector<LayerJobs> layer_jobs_;
+    size_t embedding_ = 0, final_norm_ = 0, head_ = 0;
+    size_t known_ = 0;
+    int64_t arena_bytes_ = 0;
+};
+
+}  // namespace
+
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+                    cpu::ThreadPool& pool, const std::function<void(float)>& progress,
+                    Weights* weights) {
+    Weights fresh;
+    WeightLoader loader(file, config, exact, &fresh);
+    RETURN_IF_ERROR(loader.plan());
+    RETURN_IF_ERROR(loader.pack(pool, progress));
+    *weights = std::move(fresh);
+    return Status::success();
+}
+
+}  // namespace sublimate

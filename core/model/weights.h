@@ -1,0 +1,52 @@
+// All weights of a model, packed once at load into one piece of memory in the order in which a step reads them.
+//
+// defines: FusedProjection, LayerWeights, Weights, load_weights
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "../cpu/ops.h"
+#include "../cpu/threads.h"
+#include "config.h"
+#include "gguf.h"
+#include "memory.h"
+#include "status.h"
+
+namespace sublimate {
+
+// Matrices that read the same activations; outputs lie side by side. Neighbours of one kind are one matrix.
+struct FusedProjection {
+    static constexpr int32_t PARTS_MAX = 3;  // query, key, value
+
+    int32_t part_count = 0;
+    cpu::PackedMatrix parts[PARTS_MAX] = {};
+    int32_t first_output[PARTS_MAX] = {};
+};
+
+struct LayerWeights {
+    const float* attention_norm = nullptr;     // (hidden)
+    FusedProjection query_key_value;           // (query, key, value columns; hidden)
+    cpu::PackedMatrix attention_output = {};   // (hidden, query columns)
+    const float* feed_forward_norm = nullptr;  // (hidden)
+    cpu::PackedMatrix gate = {};               // (feed_forward, hidden)
+    cpu::PackedMatrix up = {};                 // (feed_forward, hidden)
+    cpu::PackedMatrix down = {};               // (hidden, feed_forward)
+};
+
+struct Weights {
+    cpu::PackedMatrix embedding = {};          // (vocabulary, hidden)
+    std::vector<LayerWeights> layers;
+    const float* final_norm = nullptr;         // (hidden)
+    cpu::PackedMatrix head = {};               // (vocabulary, hidden); the embedding itself if tied
+    AnonymousMemory arena;
+    int64_t bytes = 0;                         // of arena that is in use
+};
+
+// Packs on all threads of `pool`. `progress` (may be empty) is called on the calling thread with the fraction done.
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+                    cpu::ThreadPool& pool, const std::function<void(float)>& progress,
+                    Weights* weights);
+
+}  // namespace sublimate
