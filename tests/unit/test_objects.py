@@ -1,7 +1,7 @@
 """Objects compiled for an instruction set must not lend a function to the rest of the program.
 
 An inline function that two objects share is kept once by the linker, from whichever object comes
-first. If that one was compiled with AVX-512, a machine without it dies in code that looked portable.
+first. If that one was compiled with AVX-512, a machine without it dies in code that looked plain.
 """
 
 import re
