@@ -292,7 +292,7 @@ SUBLIMATE_HD inline int32_t token_pop(RegionView& view, int32_t* record, int32_t
     if (used == 0) return 0;
     if (used > uint64_t{limits::TOKEN_RING_WORDS}) return -1;
     constexpr uint64_t mask = limits::TOKEN_RING_WORDS - 1;
-    int32_t words = view.tokens[head & mask];
+    int32_t words = load_acquire(&view.tokens[head & mask]);  // once: checked, then used
     if (words < limits::STEP_HEADER_WORDS || words > capacity || static_cast<uint64_t>(words) > used)
         return -1;
     for (int32_t i = 0; i < words; i++) record[i] = view.tokens[(head + static_cast<uint64_t>(i)) & mask];

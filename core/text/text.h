@@ -1,7 +1,25 @@
-// From token ids to bytes ready to send: detokenise -> stop strings -> JSON escape -> SSE frames. One TextStream per
-// request, fed once per step with the tokens of that step. Starts from output ids only: it never sees prompt bytes.
+// From token ids to bytes ready to send: detokenise -> stop strings -> JSON escape -> SSE frames.
+// One TextStream per request, fed once per step with the tokens of that step. Starts from output
+// ids only: it never sees prompt bytes.
 //
 // Python twins with the same names are in tests/unit/text_reference.py.
 //
-// defines: Vocabulary, Utf8Assembler, StopMatcher, json_escape, SseWriter, TextStream
+// defines: Vocabulary, Utf8Assembler, StopMatcher, json_escape, SseWriter, TextStream, EdgeClient,
+// each in its own
+//          header, in the order in which a token meets them (EdgeClient drives all of them from the
+//          rings)
 #pragma once
+
+#include "vocabulary.h" // id -> bytes
+
+#include "utf8.h" // bytes -> whole code points
+
+#include "stop_strings.h" // where the answer ends, what must wait
+
+#include "json.h" // text -> inside of a JSON string
+
+#include "sse.h" // frames
+
+#include "text_stream.h" // all of the above for one request
+
+#include "edge_client.h" // slots, submission, cancel, and one TextStream per request

@@ -1,0 +1,156 @@
+// The edge's half of a region: slots, submission, cancel, and the text path of every request. One
+// thread only. What the engine wrote into the region is input: each word is checked, and an engine
+// that breaks the protocol ends the client (poll returns false), never the process.
+//
+// State of a slot:
+//   free -> acquired -> submitted -> free                  terminal row
+//              |            |------> scored -> free        terminal row of a score request, then
+//              its results are read |            '------> draining -> free      stop string found:
+//              finished for the caller, cancelled in
+//              '-> free (discard)                          the loop, whose terminal row frees the
+//              slot
+//
+// defines: ClientStatus, client_status_text, LogprobPair, TokenLogprobs, StreamEvent,
+// StreamRequest, EdgeClient
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../request.h"
+#include "../ring/region.h"
+#include "text_stream.h"
+#include "vocabulary.h"
+
+namespace sublimate {
+
+enum class ClientStatus : int32_t {
+    ok = 0,
+    not_held,          // no such (slot, generation), or not in the state that the call needs
+    no_vocabulary,     // a text format without a vocabulary
+    stop_without_text, // stop strings with format raw
+    bad_stop_strings,
+    bad_record,    // the header does not describe what the slot can hold
+    bad_mask,      // no such mask slot, or not mask_words long
+    engine_broken, // the engine damaged the rings
+};
+
+// For a person; static storage.
+const char* client_status_text(ClientStatus status);
+
+struct LogprobPair {
+    int32_t token;
+    float logprob;
+};
+
+struct TokenLogprobs {
+    float chosen;
+    int32_t pair_count; // this many of StreamEvent::logprob_pairs, in order
+};
+
+// What one poll has for one request. Views are valid until the next call that is not const.
+struct StreamEvent {
+    int64_t key = 0;
+    bool admitted = false; // on the event that carries the admission
+    bool finished = false;
+    StopReason reason = StopReason::none;
+    RefuseReason refuse_reason = RefuseReason::none;
+    int32_t cached_tokens = 0;
+    int32_t output_tokens = 0;   // billed so far
+    int32_t bucket_rows = 0;     // of the step that admitted it
+    int32_t stop_index = -1;     // of the stop string in the request's list
+    uint64_t first_token_ns = 0; // monotonic clock of the record with the first token; 0 before
+    std::string_view data;       // sse: whole frames
+    std::string_view text;       // text: everything, when finished
+    std::string_view stop_string;
+    std::span<const int32_t> token_ids; // raw: of this poll, the stop token included
+    std::span<const TokenLogprobs> logprobs;
+    std::span<const LogprobPair> logprob_pairs;
+};
+
+struct StreamRequest {
+    int64_t key = 0;
+    StreamFormat format = StreamFormat::sse;
+    std::span<const std::string> stop_strings;
+    std::string_view message_id;
+    std::string_view model;
+    int64_t input_tokens = 0; // for usage; 0: the prompt length of the record
+};
+
+class EdgeClient {
+public:
+    struct Lease {
+        int32_t slot = -1; // -1: none free
+        int32_t generation = 0;
+        std::span<int32_t> words; // ring memory of the slot's full capacity
+    };
+
+    // Both outlive the client; vocabulary may be null if only format raw is used.
+    EdgeClient(Region& region, const Vocabulary* vocabulary);
+    ~EdgeClient();
+
+    // The smallest free slot of at least `words` words. Its header is zero but for version, slot
+    // and generation.
+    Lease acquire(int64_t words);
+    // Hands the record to the loop and stamps its submission time. Anything but ok leaves the slot
+    // acquired.
+    ClientStatus submit(int32_t slot, int32_t generation, const StreamRequest& request);
+    // Gives back an acquired slot, or a scored one whose results nobody wants. False: not in such a
+    // state.
+    bool discard(int32_t slot, int32_t generation);
+    // Idempotent; unknown, late or finished ones are no-ops. The finished event still comes.
+    void cancel(int32_t slot, int32_t generation);
+
+    // Drains the token ring into `events` (replaced), one per request that has something to say, in
+    // the order of first touch. False: the ring is corrupt, for good; the region must be dropped.
+    bool poll(std::vector<StreamEvent>& events);
+
+    // Results of a scored request: (prompt_length, 2) words (log-probability bits, arg-max id).
+    // Empty: not scored.
+    std::span<const int32_t> scores(int32_t slot, int32_t generation) const;
+    ClientStatus publish_mask(int32_t mask_slot, uint32_t index, std::span<const uint32_t> mask);
+
+    // Announces that the caller will wait on the token bell. False: records are pending, poll
+    // first.
+    bool sleep_prepare();
+    // After the bell woke the caller, before poll.
+    void clear_bell();
+
+    int32_t in_flight() const { return in_flight_; } // submitted, draining or scored
+    int32_t slots_in_use() const { return slots_.in_use(); }
+    int64_t stale_rows() const { return stale_rows_; } // rows that met no request
+
+private:
+    enum class State : uint8_t { free, acquired, submitted, draining, scored };
+    struct Stream;
+
+    bool apply_record(const int32_t* record, int32_t words);
+    bool apply_row(const TokenRow& row, const int32_t* pairs, uint64_t time_ns);
+    bool apply_admission(Stream& stream, const TokenRow& row);
+    bool apply_token(Stream& stream, const TokenRow& row, const int32_t* pairs, uint64_t time_ns);
+    bool apply_end(Stream& stream, const TokenRow& row);
+    void take_logprobs(Stream& stream, const TokenRow& row, const int32_t* pairs);
+    void touch(Stream& stream);
+    void release(Stream& stream);
+    void begin_poll();
+    void collect_events(std::vector<StreamEvent>& events);
+    void wake_engine();
+
+    Region& region_;
+    RegionView view_;
+    const Vocabulary* vocabulary_;
+    Slots slots_;
+    State states_[limits::SLOTS_MAX] = {};
+    std::unique_ptr<Stream> streams_[limits::SLOTS_MAX]; // made at a slot's first use, then kept
+    std::vector<int32_t> record_;                        // (TOKEN_RECORD_WORDS_MAX)
+    std::vector<Stream*> touched_;                       // in this poll, in order
+    int32_t in_flight_ = 0;
+    int64_t stale_rows_ = 0;
+    bool broken_ = false;
+};
+
+} // namespace sublimate

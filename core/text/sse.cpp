@@ -1,0 +1,89 @@
+// SseWriter: the frames of a text answer.
+#include "sse.h"
+
+#include <charconv>
+
+#include "../check.h"
+#include "json.h"
+
+namespace sublimate {
+
+namespace {
+
+constexpr size_t NUMBER_BYTES_MAX = 20; // of a 64-bit integer with its sign
+
+} // namespace
+
+void SseWriter::number(int64_t value) {
+    char digits[NUMBER_BYTES_MAX];
+    auto end = std::to_chars(digits, digits + sizeof digits, value);
+    out_.append(digits, static_cast<size_t>(end.ptr - digits));
+}
+
+void SseWriter::message_start(std::string_view message_id, std::string_view model,
+                              const Usage& usage) {
+    out_.append("event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":");
+    json_string(message_id, out_);
+    out_.append(",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
+    json_string(model, out_);
+    out_.append(",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,\"stop_details\":null,"
+                "\"container\":null,\"diagnostics\":null,\"usage\":{\"input_tokens\":");
+    number(usage.input_tokens);
+    out_.append(",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
+    number(usage.cache_read_input_tokens);
+    out_.append(",\"cache_creation\":{\"ephemeral_5m_input_tokens\":0,"
+                "\"ephemeral_1h_input_tokens\":0},\"output_tokens\":");
+    number(usage.output_tokens);
+    out_.append(",\"service_tier\":\"standard\"}}}\n\n");
+}
+
+void SseWriter::block_start() {
+    out_.append("event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,"
+                "\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n");
+}
+
+void SseWriter::text_delta(std::string_view text) {
+    CHECK_BECAUSE(!text.empty(), "clients drop a reply with an empty delta");
+    out_.append("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,"
+                "\"delta\":{\"type\":\"text_delta\",\"text\":");
+    json_string(text, out_);
+    out_.append("}}\n\n");
+}
+
+void SseWriter::block_stop() {
+    out_.append("event: content_block_stop\n"
+                "data: {\"type\":\"content_block_stop\",\"index\":0}\n\n");
+}
+
+void SseWriter::message_delta(std::string_view stop_reason, const std::string_view* stop_sequence,
+                              const Usage& usage) {
+    out_.append("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":"
+                "{\"stop_reason\":");
+    json_string(stop_reason, out_);
+    out_.append(",\"stop_sequence\":");
+    if (stop_sequence == nullptr) {
+        out_.append("null");
+    } else {
+        json_string(*stop_sequence, out_);
+    }
+    out_.append(",\"stop_details\":null,\"container\":null},\"usage\":{\"input_tokens\":");
+    number(usage.input_tokens);
+    out_.append(",\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":");
+    number(usage.cache_read_input_tokens);
+    out_.append(",\"output_tokens\":");
+    number(usage.output_tokens);
+    out_.append("}}\n\n");
+}
+
+void SseWriter::message_stop() {
+    out_.append("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+}
+
+void SseWriter::error(std::string_view message) {
+    out_.append("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\","
+                "\"message\":");
+    json_string(message, out_);
+    out_.append("}}\n\n");
+}
+
+} // namespace sublimate
