@@ -67,7 +67,8 @@ class Region:
         """New memfd, sealed against resize, and two eventfds."""
     @staticmethod
     def attach(memory_fd: int, submission_bell_fd: int, token_bell_fd: int) -> Region:
-        """Maps what create made in another process. Raises CoreError if it is no region of this version."""
+        """Maps what create made in another process. The descriptors are duplicated: the caller closes its
+        own. Raises CoreError if it is no sealed region of this version."""
     @property
     def fds(self) -> tuple[int, int, int]:
         """(memory, submission bell, token bell); owned by the Region."""
@@ -113,7 +114,8 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> bytes: ...
 
 class StreamEvent:
-    """What one poll has for one request. Fields are plain; `data` is ready to send."""
+    """What one poll has for one request. Fields are plain; `data` is ready to send. A request that has nothing
+    to say (all its text is held back or accumulates) has no event."""
     key: int
     """The caller's key from submit."""
     data: bytes
@@ -122,15 +124,19 @@ class StreamEvent:
     """True once, on the event that carries the admission (for SSE, data then starts with message_start)."""
     finished: bool
     cached_tokens: int
+    bucket_rows: int
+    """Rows of the step bucket that admitted the request; 0 before."""
     output_tokens: int
     """Tokens so far that are billed: up to the stop string, the stop token included."""
     stop_reason: str
     """When finished: end_turn, max_tokens, stop_sequence, cancelled, refused, failed, scored; else ""."""
+    refuse_reason: str
+    """When stop_reason is refused: too_long, queue_full, malformed; else ""."""
     stop_sequence: str | None
     text: str
     """Non-streaming formats, when finished: the whole text."""
     token_ids: list[int]
-    """format "raw": ids of this poll. Else []."""
+    """format "raw": ids of this poll, the stop token included. Else []."""
     logprobs: list[tuple[float, list[tuple[int, float]]]]
     """If asked for: per token of this poll (chosen log-probability, [(id, log-probability)])."""
     first_token_ns: int
@@ -142,7 +148,8 @@ class EdgeClient:
     def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
         """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or None if no slot
         is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias pairs into the view; version,
-        slot, generation are already set."""
+        slot, generation are already set. Zero is a value too: no logprobs is -1, no mask slot is -1, and the
+        neutral top_p and repetition penalty are 1."""
     def submit(
         self,
         slot: int,
@@ -155,25 +162,39 @@ class EdgeClient:
         model: str = "",
         input_tokens: int = 0,
     ) -> None:
-        """Hands the record to the loop. format: "sse" (Messages API frames made in C++), "text" (accumulate),
-        "raw" (token ids, no text). After submit the view must not be written."""
+        """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames made in C++),
+        "text" (accumulate), "raw" (token ids, no text; the only one for score requests). input_tokens is for
+        usage, 0: the record's prompt length. After submit the view must not be written. Raises ValueError, and
+        keeps the slot, if the slot is not held, the header does not fit it or the stop strings are too many,
+        too long or empty; CoreError if the engine broke the ring."""
     def discard(self, slot: int, generation: int) -> None:
-        """Gives an acquired slot back without submitting."""
+        """Gives an acquired slot back without submitting, or a scored one without reading. Raises ValueError if
+        the slot is in no such state."""
     def cancel(self, slot: int, generation: int) -> None:
         """Idempotent; late or unknown generations are no-ops. The finished event still comes."""
     def poll(self) -> list[StreamEvent]:
-        """Drains the token ring; one event per touched request. Slots of finished requests are released, except
-        format "raw" with FLAG_SCORE, whose results are read first (see scores). Raises CoreError if the ring is
-        corrupt (the engine broke)."""
+        """Drains the token ring; one event per touched request, in the order of first touch. Slots of finished
+        requests are released, except format "raw" with FLAG_SCORE, whose results are read first (see scores), and
+        those that a stop string ended, which the loop frees with its terminal row. Raises CoreError, for good, if
+        the ring is corrupt (the engine broke): drop client and region."""
     def scores(self, slot: int, generation: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(log-probability, arg-max) per prompt position of a finished score request; releases the slot."""
-    def publish_mask(self, mask_slot: int, index: int, mask: NDArray[np.uint32]) -> None: ...
+    def publish_mask(self, mask_slot: int, index: int, mask: NDArray[np.uint32]) -> None:
+        """Token mask of the generated token `index`: (ceil(vocabulary / 32)) words, bit 1 allows. Raises
+        ValueError."""
     def sleep_prepare(self) -> bool:
         """Announce that the caller will wait on the token bell. False: records are pending, poll again first."""
     def clear_bell(self) -> None:
-        """Reset the token bell after it woke the caller."""
+        """Reset the token bell after it woke the caller: clear_bell, poll, then sleep_prepare until True."""
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Requests handed to the loop whose slot is not free yet."""
+    @property
+    def slots_in_use(self) -> int:
+        """in_flight and the acquired ones."""
+    @property
+    def stale_rows(self) -> int:
+        """Rows of the engine that met no request; they are ignored."""
 
 def probe() -> dict[str, Any]:
     """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by permission),
