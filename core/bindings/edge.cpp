@@ -16,6 +16,7 @@
 
 #include "../text/edge_client.h"
 #include "bindings.h"
+#include "stats.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -60,10 +61,8 @@ static_assert(sizeof(StatsPage) ==
               "a field of the stats page is missing here");
 
 nb::dict region_stats(const Region& region) {
-    nb::dict result;
     const RegionControl* control = region.view().control;
-    for (const StatsField& field : STATS_FIELDS)
-        result[field.name] = load_acquire(&(control->stats.*field.word));
+    nb::dict result = stats_dict(control->stats);
     result["engine_heartbeat_ns"] = load_acquire(&control->engine_heartbeat_ns);
     return result;
 }
@@ -325,6 +324,13 @@ void bind_client(nb::module_& m) {
 }
 
 } // namespace
+
+nb::dict stats_dict(const StatsPage& page) {
+    nb::dict result;
+    for (const StatsField& field : STATS_FIELDS)
+        result[field.name] = load_acquire(&(page.*field.word));
+    return result;
+}
 
 void bind_edge(nb::module_& m) {
     bind_region(m);
