@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from ..config import EngineSettings, Profile
+from ..config import EngineSettings, Profile, Settings, cache_folder
 from ..errors import EngineError, RequestError
+from ..model.files import fetch
 from .flight import FINISHED_WELL, Flight
 from .loader import load_engine, scripted_engine
 from .record import check_sampling, request_words, write_request
@@ -65,9 +66,6 @@ class Engine:
         cache_dir: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        from ..config import Settings, cache_folder
-        from ..model.files import fetch
-
         folder = Path(cache_dir) if cache_dir else cache_folder(Settings())
         file = fetch(str(model), folder)
         settings = EngineSettings(

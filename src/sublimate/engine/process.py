@@ -14,8 +14,8 @@ import threading
 
 from .. import _core
 from ..errors import HardwareError, SublimateError
-from ..supervisor import channel
-from ..supervisor.child import enter_child
+from ..control import channel
+from ..control.child import enter_child
 from .loader import load_engine
 
 LOOP_ENDED_EXIT_CODE = 70

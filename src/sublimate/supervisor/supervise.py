@@ -23,8 +23,8 @@ from typing import Any
 from .. import _core
 from ..config import Settings
 from ..errors import EngineError, ExitCode, HardwareError, SublimateError
-from . import channel
-from .child import spawn
+from ..control import channel
+from ..control.child import spawn
 from .listen import address_url
 from .reporter import Reporter
 from .worker import Worker

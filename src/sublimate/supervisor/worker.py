@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from . import channel
+from ..control import channel
 from .backoff import Backoff
 
 # A child that aborts closes its descriptors a moment before it is gone. Its own exit status says

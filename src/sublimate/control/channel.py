@@ -1,0 +1,193 @@
+"""The control channel between the supervisor and its children: typed messages and descriptors.
+
+A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, tagged by "op";
+descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
+
+defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
+         Attached, Detached), to the edge (Start, EngineUp, EngineLost, Drain, Stop), from it
+         (EdgeReady, Drained), Received, Channel
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ..config import EdgeSettings, EngineSettings, LogSettings
+
+DATAGRAM_BYTES_MAX = 128 * 1024
+DESCRIPTORS_MAX = 4
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op"):
+    """Base of all control messages; `op` on the wire is the tag."""
+
+
+# ---- supervisor -> engine ----
+class Load(Message, tag="load"):
+    """Load a model (or, with settings.script, the scripted engine) and answer Ready or Failed."""
+
+    settings: EngineSettings
+    model_path: str
+
+
+class Attach(Message, tag="attach"):
+    """Serve the region whose memory, submission bell and token bell travel with this message."""
+
+    edge: int
+
+
+class Detach(Message, tag="detach"):
+    """Cancel everything of that edge and forget its region."""
+
+    edge: int
+
+
+class Stop(Message, tag="stop"):
+    """End now. Also for the edge."""
+
+
+# ---- engine -> supervisor ----
+class Progress(Message, tag="progress"):
+    """Part of the load that is done, 0 to 1."""
+
+    fraction: float
+
+
+class Ready(Message, tag="ready"):
+    """The engine serves. `info` is Model.info."""
+
+    info: dict[str, Any]
+
+
+class Failed(Message, tag="failed"):
+    """The load failed. `reason` is a stable word, `message` is for a person."""
+
+    message: str
+    reason: str = "load_failed"
+
+
+class Attached(Message, tag="attached"):
+    edge: int
+
+
+class Detached(Message, tag="detached"):
+    edge: int
+
+
+# ---- supervisor -> edge ----
+class Start(Message, tag="start"):
+    """Begin to answer on the listening socket that travels with this message (if `listen`)."""
+
+    settings: EdgeSettings
+    log: LogSettings
+    model_path: str
+    model_name: str
+    listen: bool = True
+
+
+class EngineUp(Message, tag="engine_up"):
+    """An engine serves the region whose three descriptors travel with this message."""
+
+    info: dict[str, Any]
+
+
+class EngineLost(Message, tag="engine_lost"):
+    """The engine ended: fail what is in flight, answer 503 until the next EngineUp.
+
+    `reason` is not empty when it will not come back (`serve --stay`): the body of the 503.
+    """
+
+    reason: str = ""
+    message: str = ""
+
+
+class Drain(Message, tag="drain"):
+    """Accept nothing new, let streams finish within `seconds`, then answer Drained."""
+
+    seconds: float
+
+
+# ---- edge -> supervisor ----
+class EdgeReady(Message, tag="ready"):
+    """The edge accepts connections. `info`: what the start-up screen shows (template, ...)."""
+
+    info: dict[str, Any] = {}
+
+
+class Drained(Message, tag="drained"):
+    """No request is in flight any more."""
+
+
+ToEngine = Load | Attach | Detach | Stop
+FromEngine = Progress | Ready | Failed | Attached | Detached
+ToEdge = Start | EngineUp | EngineLost | Drain | Stop
+FromEdge = EdgeReady | Drained
+
+Incoming = TypeVar("Incoming")
+
+
+class Received(msgspec.Struct, Generic[Incoming], frozen=True):
+    """One message with the descriptors that came beside it; the receiver owns them."""
+
+    message: Incoming
+    fds: tuple[int, ...]
+
+
+class Channel(Generic[Incoming]):
+    """One end of a control channel. `incoming` is the union of messages that may arrive here.
+
+    Not for several threads at once, except that `send` may be called from any thread.
+    """
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self._socket = sock
+        self._decoder: msgspec.json.Decoder[Incoming] = msgspec.json.Decoder(incoming)
+        self._encoder = msgspec.json.Encoder()
+
+    @classmethod
+    def from_fd(cls, fd: int, incoming: Any) -> Channel[Incoming]:
+        """Take over an inherited descriptor (checked to be a SEQPACKET socket)."""
+        sock = socket.socket(fileno=fd)
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+            sock.close()
+            raise ValueError("the control descriptor is not a unix SEQPACKET socket")
+        return cls(sock, incoming)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def setblocking(self, blocking: bool) -> None:
+        self._socket.setblocking(blocking)
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send one datagram; never blocks. BlockingIOError if the other side reads nothing,
+        OSError if it is gone."""
+        data = self._encoder.encode(message)
+        if len(data) > DATAGRAM_BYTES_MAX:
+            raise ValueError("a control message exceeds the datagram limit")
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        socket.send_fds(self._socket, [data], list(fds), flags)
+
+    def receive(self) -> Received[Incoming] | None:
+        """The next message; None when the other side is gone.
+
+        Raises BlockingIOError on an empty non-blocking channel, msgspec.DecodeError (or its
+        ValidationError) on a message that is not in the union.
+        """
+        try:
+            data, fds, flags, _ = socket.recv_fds(
+                self._socket, DATAGRAM_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise msgspec.DecodeError("a control message was truncated")
+        return Received(self._decoder.decode(data), tuple(fds))
+
+    def close(self) -> None:
+        self._socket.close()
