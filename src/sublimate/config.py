@@ -139,7 +139,8 @@ class LogSettings(_Section, frozen=True, kw_only=True):
     """How all processes log."""
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged.")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least that is logged."),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json"], Meta(description="Lines for people or JSON lines.")
@@ -150,7 +151,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     """The whole tree."""
 
     model: Annotated[
-        str, Meta(min_length=1, description="Name, path of a GGUF file, or Hugging Face repository.")
+        str,
+        Meta(min_length=1, description="Name, path of a .gguf file, or Hugging Face repository."),
     ] = "smollm2-135m-instruct"
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
@@ -217,9 +219,7 @@ def _collect_fields() -> dict[str, Field]:
                 continue
             if info.name in fields:
                 raise TypeError(f"setting {info.name} is defined twice")
-            fields[info.name] = _field(
-                owner, section, info.name, hints[info.name], info.default
-            )
+            fields[info.name] = _field(owner, section, info.name, hints[info.name], info.default)
     return fields
 
 
@@ -234,7 +234,7 @@ _BINARY_STEP = 1024
 
 
 def parse_size(text: str) -> int:
-    """Bytes from text such as 512, 512M, 1.5GiB, 2 GB (always powers of 1024). ValueError if not."""
+    """Bytes from text such as 512, 512M, 1.5GiB, 2 GB (powers of 1024). ValueError if not."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError("expected a size such as 512MiB or 2GiB")

@@ -1,4 +1,4 @@
-"""Errors that are the world's or the caller's fault, each with a text for a person and an exit code.
+"""Errors that are the world's or the caller's fault, with a text for a person and an exit code.
 
 SublimateError
 ├── ConfigError        a setting is wrong (exit 2)

@@ -91,9 +91,7 @@ async def exchange(
     return result
 
 
-def _request(
-    target: Target, method: str, path: str, body: bytes, headers: dict[str, str]
-) -> bytes:
+def _request(target: Target, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"host: {target.host}:{target.port}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"content-length: {len(body)}", "connection: close", "", ""]

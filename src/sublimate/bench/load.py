@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -129,9 +130,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         return tokens / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
 
-async def run_round(
-    peer: Peer, load: Load, prompts: PromptMaker, counter: Counter | None
-) -> Round:
+async def run_round(peer: Peer, load: Load, prompts: PromptMaker, counter: Counter | None) -> Round:
     """Send the load, `concurrency` at once. Bytes are parsed when all streams have ended."""
     forcing = dict(peer.forcing)
     if "min_tokens" in forcing:
@@ -190,4 +189,4 @@ def read_sample(result: Exchange, counter: Counter | None) -> Sample:
 
 def _gaps(times: Sequence[float]) -> list[float]:
     distinct = sorted(set(times))
-    return [later - earlier for earlier, later in zip(distinct, distinct[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(distinct)]

@@ -26,7 +26,9 @@ def _range(median: float, least: float, greatest: float) -> str:
 
 def served_table(figures: Sequence[Figures]) -> Table:
     """One column per server."""
-    table = Table(title=f"{figures[0].test}, {figures[0].batch} at once, {figures[0].rounds} rounds")
+    table = Table(
+        title=f"{figures[0].test}, {figures[0].batch} at once, {figures[0].rounds} rounds"
+    )
     table.add_column("")
     for one in figures:
         table.add_column(one.url, justify="right")

@@ -159,8 +159,6 @@ def _token_time(one: Round) -> float:
     return Percentiles.of([_per_token(s) for s in one.good if s.tokens > 1]).p50
 
 
-async def _warm_up(
-    peer: Peer, load: Load, prompts: PromptMaker, counter: Counter | None
-) -> None:
+async def _warm_up(peer: Peer, load: Load, prompts: PromptMaker, counter: Counter | None) -> None:
     few = msgspec.structs.replace(load, requests=load.concurrency)
     await run_round(peer, few, prompts, counter)

@@ -186,9 +186,7 @@ class Engine:
         has_text = self._text is not None
         return [flight.completion(has_text) for flight in flights]
 
-    def stream(
-        self, prompt: Prompt, max_tokens: int = 128, **sampling: Any
-    ) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, max_tokens: int = 128, **sampling: Any) -> Iterator[Piece]:
         """Pieces of one answer as they come. Leaving the iterator cancels the request."""
         flight = self._flight(prompt, self._sampling(max_tokens, sampling), True)
         while not self._submit(flight, ()):

@@ -15,7 +15,7 @@ from .script import Script, read_script
 
 
 def check_hardware(isa: str) -> None:
-    """Raises HardwareError if the core, or the instruction set that was asked for, cannot run here."""
+    """Raises HardwareError if nothing, or not the instruction set `isa`, can run here."""
     found = _core.probe()
     runs: list[str] = list(found.get("isas", []))
     if not runs:

@@ -13,9 +13,9 @@ import sys
 import threading
 
 from .. import _core
-from ..errors import HardwareError, SublimateError
 from ..control import channel
 from ..control.child import enter_child
+from ..errors import HardwareError, SublimateError
 from .loader import load_engine
 
 LOOP_ENDED_EXIT_CODE = 70
@@ -33,7 +33,7 @@ class EngineProcess:
     def __init__(self, control: channel.Channel[channel.ToEngine]) -> None:
         self._control = control
         self._last_fraction = -1.0
-        # Supervisor's number of an edge -> (loop's number, region). The region must outlive its use.
+        # Supervisor's number of an edge -> (loop's number, region).
         self._edges: dict[int, tuple[int, _core.Region]] = {}
 
     def run(self) -> None:

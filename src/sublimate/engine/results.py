@@ -60,4 +60,3 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float
     """From submission to the first token; 0 without one."""
     total_seconds: float
-

@@ -16,9 +16,7 @@ BACKLOG = 1024
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises ListenError."""
     try:
-        resolved = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise ListenError(f"The host {host!r} is no address of this machine.") from None
     family, kind, protocol, _, address = resolved[0]

@@ -22,9 +22,9 @@ from typing import Any
 
 from .. import _core
 from ..config import Settings
-from ..errors import EngineError, ExitCode, HardwareError, SublimateError
 from ..control import channel
 from ..control.child import spawn
+from ..errors import EngineError, ExitCode, HardwareError, SublimateError
 from .listen import address_url
 from .reporter import Reporter
 from .worker import Worker
@@ -280,4 +280,3 @@ def _drain_pipe(fd: int) -> bytes:
         return os.read(fd, select.PIPE_BUF)
     except BlockingIOError:
         return b""
-

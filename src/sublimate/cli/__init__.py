@@ -1,0 +1,4 @@
+"""The command line: main (the commands), options (flags of the settings), and one file per command.
+
+Heavy libraries are imported inside the commands, so that `serve` starts its processes first.
+"""

@@ -1,0 +1,164 @@
+"""`sublimate chat`: a conversation in the terminal, with a running server or one started for it.
+
+defines: chat
+"""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..bench.apis import MESSAGES, headers, read_event
+from ..config import Effective
+from ..errors import EngineError, ExitCode, PeerError
+from .output import complain, errors, out
+
+OK_STATUS = 200
+CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 600.0
+STOP_SECONDS = 5.0
+ERROR_CHARACTERS = 300
+HELP = "/new starts over, /exit (or Ctrl-D) ends, Ctrl-C stops an answer."
+
+
+def chat(
+    effective: Effective, *, url: str | None, system: str, max_tokens: int, temperature: float
+) -> ExitCode:
+    """Talk until the end of the input. Raises PeerError, EngineError."""
+    settings = effective.settings
+    default = f"http://{settings.server.host}:{settings.server.port}"
+    key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
+    options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
+    if url is not None or _answers(default):
+        return _converse(url or default, key, options)
+    errors.print(f"Nothing serves at {default}; starting a server for this chat ...")
+    with _own_server(effective) as own:
+        return _converse(own, "", options)
+
+
+def _connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise PeerError(f"{url!r} is no http or https URL.")
+    secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=timeout_seconds)
+
+
+def _answers(url: str) -> bool:
+    connection = _connect(url, CONNECT_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == OK_STATUS
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class _Line(msgspec.Struct):
+    """What is used of a JSON line of `serve --log-format json`."""
+
+    event: str = ""
+    url: str = ""
+
+
+@contextmanager
+def _own_server(effective: Effective) -> Iterator[str]:
+    """A server on a free port that ends with this chat. Raises EngineError."""
+    settings = effective.settings
+    command = [sys.executable, "-m", "sublimate", "serve", "--port", "0", "--log-format", "json"]
+    command += ["--log-level", "error", "--model", settings.model]
+    if settings.engine.exact:
+        command.append("--exact")
+    if settings.engine.context_length:
+        command += ["--context-length", str(settings.engine.context_length)]
+    with subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0
+    ) as server:
+        try:
+            yield _ready_url(server)
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _ready_url(server: subprocess.Popen[bytes]) -> str:
+    if server.stdout is not None:
+        for data in server.stdout:
+            line = msgspec.json.decode(data, type=_Line)
+            if line.event == "ready":
+                return line.url
+    raise EngineError("The server for this chat did not start.")
+
+
+def _converse(url: str, key: str, options: dict[str, Any]) -> ExitCode:
+    out.print(f"Talking to {url}. {HELP}")
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            said = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            out.print()
+            return ExitCode.OK
+        if said in ("/exit", "/quit", "/bye"):
+            return ExitCode.OK
+        if said in ("/new", "/clear"):
+            messages.clear()
+        elif said.startswith("/"):
+            out.print(HELP)
+        elif said:
+            messages.append({"role": "user", "content": said})
+            answer = _say(url, key, messages, options)
+            if answer:
+                messages.append({"role": "assistant", "content": answer})
+            else:
+                messages.pop()
+
+
+def _say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
+    """Print the answer as it comes; returns it, or "" on an error, which is told."""
+    body = {"model": "default", "stream": True, "messages": messages, **options}
+    if not body["system"]:
+        del body["system"]
+    connection = _connect(url, ANSWER_SECONDS)
+    pieces: list[str] = []
+    try:
+        path = urlsplit(url if "://" in url else f"http://{url}").path.rstrip("/") + MESSAGES.path
+        connection.request("POST", path, msgspec.json.encode(body), headers(key))
+        response = connection.getresponse()
+        if response.status != OK_STATUS:
+            text = response.read(ERROR_CHARACTERS).decode("utf-8", errors="replace")
+            complain(f"{response.status} {text}")
+            return ""
+        for line in response:
+            if not line.startswith(b"data:"):
+                continue
+            delta = read_event(line[len(b"data:") :].strip())
+            if delta.error:
+                complain(delta.error)
+                return ""
+            out.file.write(delta.text)
+            out.file.flush()
+            pieces.append(delta.text)
+            if delta.finished:
+                break
+    except KeyboardInterrupt:
+        pieces.append(" ...")
+    except (OSError, http.client.HTTPException) as error:
+        complain(f"The connection ended: {type(error).__name__}.")
+        return ""
+    finally:
+        connection.close()
+        out.print()
+    return "".join(pieces)

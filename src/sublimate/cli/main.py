@@ -1,0 +1,240 @@
+"""The `sublimate` command: what each subcommand is called and takes.
+
+Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
+listen, 6 a server that was talked to, 130 interrupted.
+
+defines: main, app and the commands serve, chat, pull, models, probe, bench, config show, version
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import Effective, load_settings
+from . import options as flags
+from .output import note, run_guarded
+
+app = typer.Typer(
+    name="sublimate",
+    help="Serves language models through one resident loop.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Entry of the command."""
+    app()
+
+
+def _settings(config: Path | None, **given: Any) -> Effective:
+    """Settings of all sources; a list flag that was not given arrives empty."""
+    chosen = {name: value for name, value in given.items() if value not in (None, [], ())}
+    effective = load_settings(chosen, config=config)
+    for text in effective.notes:
+        note(text)
+    return effective
+
+
+def _exit(code: int) -> None:
+    if code:
+        sys.exit(code)
+
+
+@app.command()
+def serve(
+    model: flags.Model = None,
+    host: flags.Host = None,
+    port: flags.Port = None,
+    stay: flags.Stay = None,
+    cache_dir: flags.CacheDir = None,
+    context_length: flags.ContextLength = None,
+    rope_scaling: flags.RopeScaling = None,
+    rope_factor: flags.RopeFactor = None,
+    exact: flags.Exact = None,
+    threads: flags.Threads = None,
+    isa: flags.Isa = None,
+    kv_memory: flags.KvMemory = None,
+    script: flags.Script = None,
+    profile: flags.ProfileFlag = None,
+    profile_contract: flags.ProfileContract = None,
+    execution_profile: flags.ExecutionProfile = None,
+    api_keys: flags.ApiKeys = None,
+    api_key_file: flags.ApiKeyFile = None,
+    cors_origins: flags.CorsOrigins = None,
+    queue_max: flags.QueueMax = None,
+    drain_seconds: flags.DrainSeconds = None,
+    log_level: flags.LogLevel = None,
+    log_format: flags.LogFormat = None,
+    json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Serve a model on http://127.0.0.1:8000 (Messages API)."""
+    given = {**locals(), "log_format": "json" if json else log_format}
+    del given["json"]
+
+    def action() -> int:
+        effective = _settings(**given)
+        from .serve import serve as run
+
+        return run(effective)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def chat(
+    url: Annotated[str | None, typer.Option(help="A running server; else it looks.")] = None,
+    model: flags.Model = None,
+    exact: flags.Exact = None,
+    context_length: flags.ContextLength = None,
+    api_keys: flags.ApiKeys = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    given = {"model": model, "exact": exact, "context_length": context_length}
+
+    def action() -> int:
+        effective = _settings(config, api_keys=api_keys, **given)
+        from .chat import chat as run
+
+        return run(
+            effective, url=url, system=system, max_tokens=max_tokens, temperature=temperature
+        )
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def pull(
+    name: Annotated[str | None, typer.Argument(help="Model; else the configured one.")] = None,
+    cache_dir: flags.CacheDir = None,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Fetch and verify a model."""
+
+    def action() -> int:
+        effective = _settings(config, cache_dir=cache_dir, model=name)
+        from .models import pull as run
+
+        return run(effective, effective.settings.model)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def models(
+    cache_dir: flags.CacheDir = None, json: flags.Json = False, config: flags.ConfigFile = None
+) -> None:
+    """List models: known, and which of them are here."""
+
+    def action() -> int:
+        effective = _settings(config, cache_dir=cache_dir)
+        from .models import models as run
+
+        return run(effective, json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def probe(
+    model: flags.Model = None,
+    host: flags.Host = None,
+    port: flags.Port = None,
+    isa: flags.Isa = None,
+    threads: flags.Threads = None,
+    kv_memory: flags.KvMemory = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Say what this machine offers and whether the model fits."""
+    given = {"host": host, "port": port, "isa": isa, "threads": threads, "kv_memory": kv_memory}
+
+    def action() -> int:
+        effective = _settings(config, model=model, **given)
+        from .probe import probe as run
+
+        return run(effective, json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def bench(
+    url: Annotated[str | None, typer.Argument(help="Server: http://127.0.0.1:8000")] = None,
+    compare: Annotated[str | None, typer.Option(help="Second server, in turn with URL.")] = None,
+    engine: Annotated[bool, typer.Option("--engine", help="The loop in this process.")] = False,
+    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="At once.")] = 1,
+    requests: Annotated[
+        int, typer.Option("-n", "--requests", min=0, help="Per round; 0: 2 per stream, 4 or more.")
+    ] = 0,
+    prompt: Annotated[
+        str, typer.Option("--prompt", "--prompt-tokens", help="Tokens in; a list with --engine.")
+    ] = "128",
+    generate: Annotated[str, typer.Option(help="Tokens out; a list with --engine.")] = "64",
+    batch: Annotated[str, typer.Option(help="With --engine: streams at once.")] = "1",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, or repetitions of --engine.")] = 3,
+    api: Annotated[str, typer.Option(help="messages or openai; empty: found out.")] = "",
+    served_model: Annotated[str, typer.Option(help="Model to ask URL for.")] = "",
+    api_key: Annotated[str, typer.Option(help="Key to send.")] = "",
+    extra: Annotated[str, typer.Option(help="JSON object added to each request.")] = "{}",
+    seed: Annotated[int | None, typer.Option(help="Repeats the same prompts.")] = None,
+    model: flags.Model = None,
+    exact: flags.Exact = None,
+    threads: flags.Threads = None,
+    isa: flags.Isa = None,
+    kv_memory: flags.KvMemory = None,
+    context_length: flags.ContextLength = None,
+    profile: flags.ProfileFlag = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Time a Messages or OpenAI-style server, two in turn, or the loop in this process."""
+    given = dict(locals())
+
+    def action() -> int:
+        from .bench import bench as run
+
+        return run(given, _settings)
+
+    _exit(run_guarded(action))
+
+
+@config_app.command("show")
+def config_show(json: flags.Json = False, config: flags.ConfigFile = None) -> None:
+    """The settings that hold, and where each came from."""
+
+    def action() -> int:
+        effective = _settings(config)
+        from .config import show
+
+        return show(effective, json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def version(json: flags.Json = False) -> None:
+    """The version of Sublimate."""
+
+    def action() -> int:
+        from .. import __version__
+        from .output import print_plain
+
+        print_plain(f'{{"version":"{__version__}"}}' if json else f"sublimate {__version__}")
+        return 0
+
+    _exit(run_guarded(action))

@@ -1,0 +1,68 @@
+"""Flags that stand for settings: one Annotated type per flag, its help taken from config.FIELDS.
+
+A flag's default is None (not given), so that the other sources of a setting can speak.
+
+defines: the types of the flags, ConfigFile, Json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import FIELDS
+
+
+def _option(name: str, *extra: str) -> Any:
+    field = FIELDS[name]
+    names = [field.flag, *extra]
+    if field.kind == "bool":
+        names[0] = f"{field.flag}/--no-{field.flag[2:]}"
+    default = ", ".join(field.default) if field.kind == "list" else str(field.default)
+    shown = f" [dim]\\[{default}][/dim]" if default else ""
+    # Sections group the help; the default is told there because the parameter's own is "not given".
+    return typer.Option(
+        *names,
+        help=f"{field.help} [dim]{field.environment}[/dim]{shown}",
+        show_default=False,
+        hidden=field.hidden,
+        rich_help_panel=(field.section or "model").capitalize(),
+        metavar={"size": "SIZE", "list": "TEXT"}.get(field.kind),
+    )
+
+
+Model = Annotated[str | None, _option("model", "-m")]
+Host = Annotated[str | None, _option("host")]
+Port = Annotated[int | None, _option("port", "-p")]
+Stay = Annotated[bool | None, _option("stay")]
+ApiKeyFile = Annotated[str | None, _option("api_key_file")]
+CacheDir = Annotated[str | None, _option("cache_dir")]
+ContextLength = Annotated[int | None, _option("context_length")]
+RopeScaling = Annotated[str | None, _option("rope_scaling")]
+RopeFactor = Annotated[float | None, _option("rope_factor")]
+Exact = Annotated[bool | None, _option("exact")]
+Threads = Annotated[int | None, _option("threads", "-t")]
+Isa = Annotated[str | None, _option("isa")]
+KvMemory = Annotated[str | None, _option("kv_memory")]
+Script = Annotated[str | None, _option("script")]
+ProfileFlag = Annotated[str | None, _option("profile")]
+ProfileContract = Annotated[str | None, _option("profile_contract")]
+ExecutionProfile = Annotated[str | None, _option("execution_profile")]
+ApiKeys = Annotated[list[str] | None, _option("api_keys", "--api-key")]
+CorsOrigins = Annotated[list[str] | None, _option("cors_origins", "--cors-origin")]
+QueueMax = Annotated[int | None, _option("queue_max")]
+DrainSeconds = Annotated[float | None, _option("drain_seconds")]
+LogLevel = Annotated[str | None, _option("log_level")]
+LogFormat = Annotated[str | None, _option("log_format")]
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="TOML file with the same settings. [dim]SUBLIMATE_CONFIG[/dim]",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -1,0 +1,31 @@
+"""`sublimate probe`.
+
+defines: probe
+"""
+
+from __future__ import annotations
+
+import msgspec
+from rich.table import Table
+
+from ..config import Effective
+from ..errors import ExitCode
+from ..probe.report import examine
+from .output import out
+
+MARKS = {"good": "[green]ok[/green]", "notice": "[yellow]note[/yellow]", "problem": "[red]no[/red]"}
+
+
+def probe(effective: Effective, as_json: bool) -> ExitCode:
+    """Exit code ENGINE if something prevents serving."""
+    report = examine(effective.settings)
+    if as_json:
+        out.print_json(msgspec.json.encode(report).decode())
+    else:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for finding in report.findings:
+            text = finding.text + (f"\n-> {finding.advice}" if finding.advice else "")
+            table.add_row(MARKS[finding.verdict], finding.topic, text)
+        out.print(table)
+        out.print("This machine can serve." if report.fits else "This machine cannot serve yet.")
+    return ExitCode.OK if report.fits else ExitCode.ENGINE

@@ -1,0 +1,206 @@
+"""What `serve` shows: a progress bar while fetching and loading, then the start-up screen; or the
+same as JSON lines.
+
+defines: ScreenReporter, JsonReporter, start_screen
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..config import Settings, format_size
+
+WHOLE = 1.0
+
+
+class JsonReporter:
+    """One JSON line per event on standard output."""
+
+    def __init__(self, settings: Settings, model_name: str, started_seconds: float) -> None:
+        self.model_name = model_name
+        self._started_seconds = started_seconds
+        del settings
+
+    def _say(self, event: str, **fields: Any) -> None:
+        line = {"event": event, "time": time.time(), **fields}
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.buffer.flush()
+
+    def fetching(self, what: str, done: int, total: int) -> None:
+        if done == total:
+            self._say("fetching", what=what, bytes=done)
+
+    def loading(self, fraction: float) -> None:
+        if fraction >= WHOLE:
+            self._say("loaded")
+
+    def ready(self, url: str, engine: dict[str, Any], edge: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self._started_seconds
+        self._say(
+            "ready",
+            url=url,
+            port=int(url.rpartition(":")[2]),
+            model=self.model_name,
+            seconds=round(seconds, 3),
+            engine=engine,
+            edge=edge,
+        )
+
+    def lost(self, who: str, why: str, restart_seconds: float) -> None:
+        self._say("lost", who=who, why=why, restart_seconds=restart_seconds)
+
+    def unavailable(self, reason: str, message: str) -> None:
+        self._say("unavailable", reason=reason, message=message)
+
+    def draining(self, seconds: float) -> None:
+        self._say("draining", seconds=seconds)
+
+    def stopped(self) -> None:
+        self._say("stopped")
+
+
+class ScreenReporter:
+    """For a person at a terminal; without one it prints plain lines and no bars."""
+
+    def __init__(self, settings: Settings, model_name: str, started_seconds: float) -> None:
+        self._settings = settings
+        self.model_name = model_name
+        self._started_seconds = started_seconds
+        self._console = Console(highlight=False)
+        self._bars: Progress | None = None
+        self._task: Any = None
+        self._was_ready = False
+
+    def fetching(self, what: str, done: int, total: int) -> None:
+        self._bar(what, done / total if total else None)
+
+    def loading(self, fraction: float) -> None:
+        if not self._was_ready:
+            self._bar(f"loading {self.model_name}", fraction)
+
+    def _bar(self, what: str, fraction: float | None) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._bars is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars.start()
+            self._task = self._bars.add_task(what, total=None)
+        total = None if fraction is None else WHOLE
+        self._bars.update(self._task, description=what, total=total, completed=fraction or 0)
+
+    def _end_bar(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def ready(self, url: str, engine: dict[str, Any], edge: dict[str, Any]) -> None:
+        self._end_bar()
+        if self._was_ready:
+            self._console.print(f"Ready again on {url}")
+            return
+        self._was_ready = True
+        seconds = time.monotonic() - self._started_seconds
+        screen = start_screen(self._settings, self.model_name, url, engine, edge, seconds)
+        if self._console.is_terminal:
+            self._console.print(Panel(screen, title="Sublimate", title_align="left", expand=False))
+        else:
+            self._console.print(screen)
+        self._console.print(curl_line(url, self._settings), soft_wrap=True)
+
+    def lost(self, who: str, why: str, restart_seconds: float) -> None:
+        self._console.print(f"The {who} ended ({why}); it starts again in {restart_seconds:.1f} s.")
+
+    def unavailable(self, reason: str, message: str) -> None:
+        self._end_bar()
+        self._console.print(f"Every request gets 503 {reason}: {message}")
+
+    def draining(self, seconds: float) -> None:
+        self._end_bar()
+        self._console.print(
+            f"Draining: streams have {seconds:.0f} s to finish. Ctrl-C again ends at once."
+        )
+
+    def stopped(self) -> None:
+        self._end_bar()
+        self._console.print("Stopped.")
+
+
+def start_screen(
+    settings: Settings,
+    model_name: str,
+    url: str,
+    engine: dict[str, Any],
+    edge: dict[str, Any],
+    seconds: float,
+) -> Table:
+    """Model, template, compute path, context, memory, profile and address."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _lines(settings, model_name, engine, edge):
+        table.add_row(name, Text(value))
+    table.add_row("ready", Text(f"after {seconds:.1f} s"))
+    table.add_row("URL", Text(url, style="bold"))
+    return table
+
+
+def _lines(
+    settings: Settings, model_name: str, engine: dict[str, Any], edge: dict[str, Any]
+) -> list[tuple[str, str]]:
+    parameters = int(engine.get("parameters", 0))
+    size = f", {parameters / 1e6:.0f} M parameters" if parameters else ""
+    weights = f", {format_size(engine['weight_bytes'])}" if engine.get("weight_bytes") else ""
+    threads = int(engine.get("threads", 1))
+    arithmetic = "exact (fp32)" if engine.get("exact") else "quantised"
+    context = f"{engine['context_length']:,} tokens"
+    trained = engine.get("trained_context_length", engine["context_length"])
+    if trained != engine["context_length"]:
+        context += f" (trained for {trained:,})"
+    profile = settings.edge.execution_profile
+    profile = f"{profile} (pinned)" if profile else settings.edge.profile
+    if settings.edge.profile_contract == "strict":
+        profile += ", requests must name one"
+    lines = [
+        ("model", f"{model_name} ({engine['architecture']}{size}{weights})"),
+        ("template", str(edge.get("template", "not told"))),
+        ("compute path", f"{engine['isa']}, {threads} threads, {arithmetic}"),
+        ("context", context),
+        ("KV memory", _memory(engine)),
+        ("profile", profile),
+    ]
+    if settings.edge.api_keys:
+        lines.append(("API keys", f"{len(settings.edge.api_keys)}"))
+    return lines
+
+
+def _memory(engine: dict[str, Any]) -> str:
+    from .. import _core
+
+    tokens = int(engine.get("kv_pages", 0)) * _core.LIMITS["PAGE_TOKENS"]
+    size = format_size(int(engine.get("kv_bytes", 0)))
+    kind = engine.get("kv_type", "")
+    return f"{size} for {tokens:,} tokens" + (f" ({kind})" if kind else "")
+
+
+def curl_line(url: str, settings: Settings) -> Text:
+    """A command to copy."""
+    key = "YOUR_KEY" if settings.edge.api_keys else "none"
+    profile = ""
+    if settings.edge.profile_contract == "strict" and not settings.edge.execution_profile:
+        profile = f'"execution_profile":"{settings.edge.profile}",'
+    return Text(
+        f"\ncurl -N {url}/v1/messages -H 'content-type: application/json' -H 'x-api-key: {key}' "
+        f'-H \'anthropic-version: 2023-06-01\' -d \'{{"model":"default","max_tokens":128,'
+        f'"stream":true,{profile}"messages":[{{"role":"user","content":"Why is the sky blue?"}}]'
+        f"}}'\n"
+    )
