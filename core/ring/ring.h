@@ -284,6 +284,18 @@ SUBLIMATE_HD inline void token_push(RegionView& view, const int32_t* record, int
     store_sequential(&view.control->token_tail, tail + static_cast<uint64_t>(words));
 }
 
+// The same for a loop that must survive a hostile edge: the room is looked at once, and false is returned if it
+// shrank since the caller looked.
+SUBLIMATE_HD inline bool token_try_push(RegionView& view, const int32_t* record, int32_t words) {
+    if (words <= 0 || words > token_room_words(view)) return false;
+    uint64_t tail = view.control->token_tail;
+    constexpr uint64_t mask = limits::TOKEN_RING_WORDS - 1;
+    for (int32_t i = 0; i < words; i++)
+        view.tokens[(tail + static_cast<uint64_t>(i)) & mask] = record[i];
+    store_sequential(&view.control->token_tail, tail + static_cast<uint64_t>(words));
+    return true;
+}
+
 // Copies the next record to `record` (capacity words); returns its words, 0 when empty, -1 when the ring holds
 // something that is no record (the engine is broken: the caller must drop the region).
 SUBLIMATE_HD inline int32_t token_pop(RegionView& view, int32_t* record, int32_t capacity) {

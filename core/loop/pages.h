@@ -1,0 +1,294 @@
+// The page store under the prefix cache: who owns which page of KV memory, and which pages can be
+// found again.
+//
+// A page is in exactly one of three places:
+//   free    on the free list; content meaningless
+//   cached  refcount 0, published, on the LRU list; may be evicted
+//   owned   refcount = number of page tables that name it; never evicted
+//
+// The chain. A published page knows its parent page by id. A page that is owned has an owned parent
+// (each table that names a page names its parents too), and a cached page is evicted only when no
+// published page names it as its parent. So a parent id is never stale, and comparing it compares
+// the whole prefix. Tables release their pages from the end to the start, so the LRU list always
+// has children before parents.
+//
+// defines: KvKey, Page, PageState, PageStore
+#pragma once
+
+#include <cstdint>
+
+#include "../check.h"
+#include "../limits.h"
+#include "fault.h"
+
+namespace sublimate {
+
+constexpr int32_t NO_PAGE = -1;
+
+// Everything besides the tokens that changes the bits of a page, and the tenant.
+struct KvKey {
+    int32_t tenant_low;
+    int32_t tenant_high;
+    int32_t adapter;
+    int32_t sparse_mode;
+};
+
+SUBLIMATE_HD inline bool same_key(const KvKey& a, const KvKey& b) {
+    bool tenant = a.tenant_low == b.tenant_low && a.tenant_high == b.tenant_high;
+    if (fault(Fault::key_without_tenant)) tenant = true;
+    return tenant && a.adapter == b.adapter && a.sparse_mode == b.sparse_mode;
+}
+
+enum class PageState : int32_t { free = 0, cached = 1, owned = 2 };
+
+struct Page {
+    uint64_t hash; // chain hash over key and all tokens up to the page's end
+    KvKey key;
+    int32_t parent;   // page before it, NO_PAGE at the start of a sequence
+    int32_t refcount; // page tables that name it
+    int32_t children; // published pages that name it as their parent
+    int32_t older;    // LRU neighbours while cached; `newer` links the free list
+    int32_t newer;
+    PageState state;
+    bool published; // can be found by the hash table
+    bool generated; // it or an ancestor holds rows of the generated arithmetic
+    int32_t tokens[limits::PAGE_TOKENS];
+};
+
+// splitmix64's finaliser: a full-avalanche permutation of 64 bits.
+SUBLIMATE_HD inline uint64_t mix_hash(uint64_t value) {
+    value += 0x9E3779B97F4A7C15u;
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
+SUBLIMATE_HD inline uint64_t join_words(int32_t low, int32_t high) {
+    return uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low);
+}
+
+class PageStore {
+public:
+    // Entries of the hash table: a power of two, at least twice the pages, so that probes stay
+    // short.
+    SUBLIMATE_HD static int32_t table_entries(int32_t pages) {
+        int32_t entries = 4;
+        while (entries < 2 * pages) entries *= 2;
+        return entries;
+    }
+
+    // pages: (page_count), table: (table_entries(page_count)). salt: random, so that hashes cannot
+    // be chosen by a client. hash_mask: all ones; fewer bits in tests, to make collisions.
+    SUBLIMATE_HD void start(Page* pages, int32_t page_count, int32_t* table, uint64_t salt,
+                            uint64_t hash_mask) {
+        pages_ = pages;
+        page_count_ = page_count;
+        table_ = table;
+        table_mask_ = static_cast<uint32_t>(table_entries(page_count)) - 1;
+        salt_ = salt;
+        hash_mask_ = hash_mask;
+        free_count_ = cached_count_ = 0;
+        oldest_ = newest_ = first_free_ = NO_PAGE;
+        evictions_ = 0;
+        for (uint32_t i = 0; i <= table_mask_; i++) table_[i] = NO_PAGE;
+        for (int32_t page = page_count - 1; page >= 0; page--) push_free(page);
+    }
+
+    // ---- hashing: tenant first, then the other key fields, then page after page
+    SUBLIMATE_HD uint64_t root_hash(const KvKey& key) const {
+        KvKey used = key;
+        if (fault(Fault::key_without_tenant)) used.tenant_low = used.tenant_high = 0;
+        uint64_t hash = mix_hash(salt_ ^ join_words(used.tenant_low, used.tenant_high));
+        return mix_hash(hash ^ join_words(used.adapter, used.sparse_mode));
+    }
+
+    SUBLIMATE_HD uint64_t page_hash(uint64_t parent_hash, const int32_t* tokens) const {
+        uint64_t hash = parent_hash;
+        for (int32_t i = 0; i < limits::PAGE_TOKENS; i += 2)
+            hash = mix_hash(hash ^ join_words(tokens[i], tokens[i + 1]));
+        return hash & hash_mask_;
+    }
+
+    // ---- finding: the hash only leads to candidates; parent, key and all tokens decide
+    SUBLIMATE_HD int32_t find(uint64_t hash, int32_t parent, const KvKey& key,
+                              const int32_t* tokens, bool generated) const {
+        for (uint32_t at = home(hash);; at = (at + 1) & table_mask_) {
+            int32_t page = table_[at];
+            if (page == NO_PAGE) return NO_PAGE;
+            if (matches(pages_[page], hash, parent, key, tokens, generated)) return page;
+        }
+    }
+
+    // Makes an owned, complete page findable. Its parent is published (or it has none).
+    SUBLIMATE_HD void publish(int32_t page, uint64_t hash, int32_t parent) {
+        Page& p = pages_[page];
+        CHECK(p.state == PageState::owned && !p.published);
+        CHECK(parent == NO_PAGE || pages_[parent].published);
+        p.hash = hash;
+        p.parent = parent;
+        p.published = true;
+        if (parent != NO_PAGE) pages_[parent].children++;
+        uint32_t at = home(hash);
+        while (table_[at] != NO_PAGE) at = (at + 1) & table_mask_;
+        table_[at] = page;
+    }
+
+    // ---- ownership
+    // One more table names the page. Called before anything else may evict.
+    SUBLIMATE_HD void reference(int32_t page) {
+        Page& p = pages_[page];
+        CHECK(p.state != PageState::free);
+        if (p.state == PageState::cached) {
+            unlink(page);
+            p.state = PageState::owned;
+        }
+        p.refcount++;
+    }
+
+    // One table less names the page. forget: do not keep it findable (its content is not trusted).
+    SUBLIMATE_HD void release(int32_t page, bool forget) {
+        Page& p = pages_[page];
+        CHECK_BECAUSE(p.state == PageState::owned && p.refcount > 0, "release of an unowned page");
+        if (--p.refcount > 0) return;
+        if (p.published && forget && p.children == 0) unpublish(page);
+        if (p.published) {
+            link_newest(page);
+        } else {
+            push_free(page);
+        }
+    }
+
+    // A free page, or the oldest cached one; its refcount is 1. The caller holds a reservation.
+    SUBLIMATE_HD int32_t take(const KvKey& key, bool generated) {
+        if (first_free_ == NO_PAGE) evict();
+        int32_t page = first_free_;
+        CHECK_BECAUSE(page != NO_PAGE, "a reservation was broken: no page left");
+        Page& p = pages_[page];
+        first_free_ = p.newer;
+        free_count_--;
+        p.state = PageState::owned;
+        p.refcount = 1;
+        p.children = 0;
+        p.parent = NO_PAGE;
+        p.published = false;
+        p.key = key;
+        p.generated = generated;
+        return page;
+    }
+
+    SUBLIMATE_HD Page& at(int32_t page) { return pages_[page]; }
+    SUBLIMATE_HD const Page& at(int32_t page) const { return pages_[page]; }
+    SUBLIMATE_HD int32_t page_count() const { return page_count_; }
+    SUBLIMATE_HD int32_t free_count() const { return free_count_; }
+    SUBLIMATE_HD int32_t cached_count() const { return cached_count_; }
+    SUBLIMATE_HD uint64_t evictions() const { return evictions_; }
+    SUBLIMATE_HD int32_t first_free() const { return first_free_; }
+    SUBLIMATE_HD int32_t oldest() const { return oldest_; }
+    SUBLIMATE_HD bool findable(int32_t page) const {
+        for (uint32_t at = home(pages_[page].hash);; at = (at + 1) & table_mask_) {
+            if (table_[at] == page) return true;
+            if (table_[at] == NO_PAGE) return false;
+        }
+    }
+
+private:
+    SUBLIMATE_HD uint32_t home(uint64_t hash) const {
+        return static_cast<uint32_t>(hash >> 7 ^ hash) & table_mask_;
+    }
+
+    SUBLIMATE_HD static bool matches(const Page& p, uint64_t hash, int32_t parent, const KvKey& key,
+                                     const int32_t* tokens, bool generated) {
+        if (p.hash != hash || p.generated != generated || !same_key(p.key, key)) return false;
+        if (p.parent != parent && !fault(Fault::parent_not_compared)) return false;
+        if (fault(Fault::hash_only_hit)) return true;
+        for (int32_t i = 0; i < limits::PAGE_TOKENS; i++) {
+            if (p.tokens[i] != tokens[i]) return false;
+        }
+        return true;
+    }
+
+    SUBLIMATE_HD void push_free(int32_t page) {
+        Page& p = pages_[page];
+        p.state = PageState::free;
+        p.refcount = 0;
+        p.published = false;
+        p.newer = first_free_;
+        first_free_ = page;
+        free_count_++;
+    }
+
+    SUBLIMATE_HD void link_newest(int32_t page) {
+        Page& p = pages_[page];
+        p.state = PageState::cached;
+        p.older = newest_;
+        p.newer = NO_PAGE;
+        if (newest_ != NO_PAGE) pages_[newest_].newer = page;
+        newest_ = page;
+        if (oldest_ == NO_PAGE) oldest_ = page;
+        cached_count_++;
+    }
+
+    SUBLIMATE_HD void unlink(int32_t page) {
+        Page& p = pages_[page];
+        (p.older == NO_PAGE ? oldest_ : pages_[p.older].newer) = p.newer;
+        (p.newer == NO_PAGE ? newest_ : pages_[p.newer].older) = p.older;
+        cached_count_--;
+    }
+
+    SUBLIMATE_HD void evict() {
+        int32_t page = oldest_;
+        if (fault(Fault::evict_parent_first)) page = newest_;
+        if (fault(Fault::evict_live_page) && page == NO_PAGE) page = steal_live();
+        if (page == NO_PAGE) return;
+        if (pages_[page].state == PageState::cached) unlink(page);
+        unpublish(page);
+        push_free(page);
+        evictions_++;
+    }
+
+    // Removes a page from the hash table; backward-shift deletion keeps every probe chain whole.
+    SUBLIMATE_HD void unpublish(int32_t page) {
+        Page& p = pages_[page];
+        CHECK_BECAUSE(p.children == 0 || fault(Fault::evict_parent_first), "a parent goes first");
+        if (p.parent != NO_PAGE) pages_[p.parent].children--;
+        p.published = false;
+        uint32_t hole = home(p.hash);
+        while (table_[hole] != page) {
+            CHECK_BECAUSE(table_[hole] != NO_PAGE, "a published page is not in the table");
+            hole = (hole + 1) & table_mask_;
+        }
+        table_[hole] = NO_PAGE;
+        for (uint32_t at = (hole + 1) & table_mask_; table_[at] != NO_PAGE;
+             at = (at + 1) & table_mask_) {
+            uint32_t wanted = home(pages_[table_[at]].hash);
+            if (((at - wanted) & table_mask_) < ((at - hole) & table_mask_)) continue;
+            table_[hole] = table_[at];
+            table_[at] = NO_PAGE;
+            hole = at;
+        }
+    }
+
+    // Only for the planted fault: some published page that is in use and has no children.
+    SUBLIMATE_HD int32_t steal_live() const {
+        for (int32_t page = 0; page < page_count_; page++) {
+            const Page& p = pages_[page];
+            if (p.state == PageState::owned && p.published && p.children == 0) return page;
+        }
+        return NO_PAGE;
+    }
+
+    Page* pages_ = nullptr;    // (page_count)
+    int32_t* table_ = nullptr; // (table_mask + 1) page ids, NO_PAGE empty
+    uint64_t salt_ = 0;
+    uint64_t hash_mask_ = 0;
+    uint64_t evictions_ = 0;
+    uint32_t table_mask_ = 0;
+    int32_t page_count_ = 0;
+    int32_t free_count_ = 0;
+    int32_t cached_count_ = 0;
+    int32_t first_free_ = NO_PAGE;
+    int32_t oldest_ = NO_PAGE;
+    int32_t newest_ = NO_PAGE;
+};
+
+} // namespace sublimate
