@@ -1,7 +1,7 @@
 """The loop's side of a region, written a second time: layout, submission ring, token ring.
 
-Slow and plain, over a mapping of the same memory. The tests of the rings and of the text path play the
-engine with it, and a difference between the two layouts shows as a failed test.
+Slow and plain, over a mapping of the same memory. The tests of the rings and of the text path play
+the engine with it, and a difference between the two layouts shows as a failed test.
 
 defines: layout, slot_offset, Row, LoopTwin
 """
@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from sublimate import _core
 
 LIMITS = _core.LIMITS

@@ -4,10 +4,11 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-import ring_reference as ring
-import text_reference as twin
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+import ring_reference as ring
+import text_reference as twin
 from ring_reference import Row
 from sublimate import _core
 
@@ -20,7 +21,11 @@ class Stream:
     """One request on a region of its own vocabulary, whose engine is the test."""
 
     def __init__(
-        self, tokens: Sequence[bytes], stops: Sequence[str] = (), form: str = "sse", admit: bool = True
+        self,
+        tokens: Sequence[bytes],
+        stops: Sequence[str] = (),
+        form: str = "sse",
+        admit: bool = True,
     ) -> None:
         self.loop = ring.LoopTwin(REGION)
         self.client = _core.EdgeClient(REGION, _core.Vocabulary(tokens))
@@ -72,9 +77,11 @@ class Stream:
 # ---- strategies ---------------------------------------------------------------------------------
 
 PIECES = st.sampled_from(
-    [b"a", b"b", b"ab", b"ba", b" ", b"\n", b'"', b"\\", b"\x00", b"\x1f", b"\x7f", b"\xc3\xa9"]
-    + ["é".encode(), "你好".encode(), "😸".encode(), "\u2028".encode(), "\ufffd".encode()]
-    + [b"\xff", b"\xc0\x80", b"\xe2\x82", b"\xf0\x9f", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b""]
+    [
+        *(b"a", b"b", b"ab", b"ba", b" ", b"\n", b'"', b"\\", b"\x00", b"\x1f", b"\x7f", b""),
+        *(text.encode() for text in ("é", "你好", "😸", "\u2028", "\ufffd")),
+        *(b"\xff", b"\xc0\x80", b"\xe2\x82", b"\xf0\x9f", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"),
+    ]
 )
 BYTES = st.one_of(st.binary(max_size=24), st.lists(PIECES, max_size=16).map(b"".join))
 
@@ -144,9 +151,7 @@ def test_stream_equals_its_twin(case: tuple[list[bytes], list[str], list[int]]) 
     closing = twin.message_delta(
         reason, expected.stop, PROMPT_TOKENS, CACHED_TOKENS, expected.output_tokens
     )
-    assert stream.data.startswith(
-        twin.message_start('m"1', "a\\b\n", PROMPT_TOKENS, CACHED_TOKENS)
-    )
+    assert stream.data.startswith(twin.message_start('m"1', "a\\b\n", PROMPT_TOKENS, CACHED_TOKENS))
     assert stream.data.endswith(closing + twin.MESSAGE_STOP)
     assert (b"content_block" in stream.data) == (expected.text != "")
     assert stream.client.in_flight == 0
@@ -198,7 +203,7 @@ def test_every_short_byte_string_decodes_like_python(length: int) -> None:
         stream = Stream(vocabulary, form="text")
         wanted = b""
         for last in range(256) if length == 2 else [0]:
-            pair = [first, last][:length] + [ord("|")]
+            pair = [*[first, last][:length], ord("|")]
             wanted += bytes(pair)
             stream.push(*[stream.token(byte) for byte in pair])
         stream.push(stream.end(ring.BUDGET))

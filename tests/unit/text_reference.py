@@ -4,7 +4,6 @@ defines: decode, decode_so_far, find_stop, held_back, Answer, answer, frame, mes
          text_delta, message_delta, error, parse_frames, check_grammar
 """
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,21 @@ def decode(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
+# Proper beginnings of code points that take several bytes; the last six bits make no difference.
+BEGINNINGS = {
+    chr(point).encode()[:n]
+    for point in range(0x80, 0x110000, 0x40)
+    if not 0xD800 <= point < 0xE000
+    for n in range(1, len(chr(point).encode()))
+}
+
+
 def decode_so_far(data: bytes) -> str:
-    """Utf8Assembler, while more may come: an unfinished code point at the end is left out."""
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+    """Utf8Assembler, while more may come: an unfinished code point at the end is left out.
+
+    Python's incremental decoder waits for the third byte of a surrogate too, which is never valid."""
+    carried = max((n for n in (1, 2, 3) if n <= len(data) and data[-n:] in BEGINNINGS), default=0)
+    return decode(data[: len(data) - carried])
 
 
 def find_stop(text: bytes, stops: Sequence[bytes]) -> tuple[int, int] | None:
@@ -49,7 +60,7 @@ class Answer:
 
 
 def answer(tokens: Sequence[bytes], stops: Sequence[str], ended: bool) -> Answer:
-    """TextStream: the text shown after these tokens. ended: no more will come, the budget is used."""
+    """TextStream: the text shown after these tokens. ended: no more will come."""
     encoded = [stop.encode() for stop in stops]
     for count in range(1, len(tokens) + 1):
         data = b"".join(tokens[:count])
@@ -134,7 +145,9 @@ def parse_frames(data: bytes) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for piece in data.split(b"\n\n")[:-1]:
         name, _, payload = piece.partition(b"\n")
-        assert name.startswith(b"event: ") and payload.startswith(b"data: ") and b"\n" not in payload
+        assert (
+            name.startswith(b"event: ") and payload.startswith(b"data: ") and b"\n" not in payload
+        )
         event = msgspec.json.decode(payload[6:])
         assert name[7:].decode() == event["type"]
         events.append(event)
