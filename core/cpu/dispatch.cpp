@@ -80,12 +80,18 @@ const Ops* table(Isa isa) {
     switch (isa) {
     case Isa::ref:
         return &REF_OPS;
+    case Isa::avx512:
+        return &AVX512_OPS;
     default:
         return nullptr;
     }
 }
 
 } // namespace
+
+void misuse(const char* why) {
+    check_failed(__FILE__, __LINE__, "a kernel's arguments", why);
+}
 
 bool isa_runs(Isa isa) {
     return table(isa) != nullptr && detect(isa);

@@ -12,4 +12,8 @@ extern const Ops AVX2_OPS;
 extern const Ops AVX512_OPS;
 extern const Ops AMX_OPS;
 
+// A failed CHECK inside a kernel. Defined in the dispatcher's baseline object: an inline function would also be
+// compiled for the kernel's instruction set, and the linker keeps any one of the copies.
+[[noreturn]] void misuse(const char* why);
+
 } // namespace sublimate::cpu

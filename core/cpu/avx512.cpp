@@ -1,0 +1,33 @@
+// AVX-512 with VNNI: the table of machines since Ice Lake and Zen 4.
+//
+// defines: AVX512_OPS
+#include "lanes_avx512.inl.h"
+
+#include "dot_avx512.inl.h"
+
+#include "attention.inl.h"
+#include "kernels.inl.h"
+#include "matmul_quantised.inl.h"
+
+namespace sublimate::cpu {
+
+constinit const Ops AVX512_OPS = {
+    .name = "avx512",
+    .isa = Isa::avx512,
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul = matmul,
+    .matmul_prompt = matmul,
+    .rope = rope,
+    .kv_append = kv_append,
+    .attention = attention,
+    .swiglu = swiglu,
+    .add = add,
+    .argmax = argmax,
+    .max_value = max_value,
+    .sum_exp = sum_exp,
+    .all_finite = all_finite,
+    .gumbel_argmax = gumbel_argmax,
+};
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,102 @@
+// Exact int32 sums of one group with VNNI: vpdpbusd multiplies four unsigned weights with four signed activations
+// per 32-bit lane, so that one register holds 16 outputs x 4 columns and the activations are one broadcast.
+//
+// defines: Dot
+#pragma once
+
+#include "lanes_avx512.inl.h"
+
+namespace sublimate::cpu {
+namespace {
+
+struct Dot {
+    static constexpr int32_t ROWS = 4;         // of a block with decoded panels
+    static constexpr int32_t PANELS = 2;
+    static constexpr int32_t ROWS_DIRECT = 4;  // up to here a panel is decoded in registers
+
+    struct Nibbles {
+        static constexpr int64_t BYTES = 256;
+    };
+    struct Bytes {
+        static constexpr int64_t BYTES = 512;
+    };
+    using Decoded = Bytes;
+
+    INLINE static __m512i load_chunk(const std::byte* at) { return _mm512_loadu_si512(at); }
+    INLINE static __m512i broadcast(const int8_t* at) {
+        int32_t four;
+        __builtin_memcpy(&four, at, sizeof(four));
+        return _mm512_set1_epi32(four);
+    }
+    INLINE static __m512i low_nibbles(__m512i both) {
+        return _mm512_and_si512(both, _mm512_set1_epi8(15));
+    }
+    INLINE static __m512i high_nibbles(__m512i both) {
+        return low_nibbles(_mm512_srli_epi16(both, 4));
+    }
+
+    template <class GroupKind>
+    INLINE static void decode(const std::byte* from, std::byte* to) {
+        constexpr int32_t CHUNK = 64;
+        if constexpr (GroupKind::BYTES == Bytes::BYTES) {
+            for (int32_t c = 0; c < 8; ++c) {
+                _mm512_store_si512(to + c * CHUNK, load_chunk(from + c * CHUNK));
+            }
+        } else {
+            for (int32_t c = 0; c < 4; ++c) {
+                const __m512i both = load_chunk(from + c * CHUNK);
+                _mm512_store_si512(to + c * CHUNK, low_nibbles(both));
+                _mm512_store_si512(to + (c + 4) * CHUNK, high_nibbles(both));
+            }
+        }
+    }
+
+    template <int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void step(__m512i (&acc)[ROWS_NOW][PANELS_NOW], const __m512i (&w)[PANELS_NOW],
+                            const int8_t* const (&x)[ROWS_NOW], int32_t at) {
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            const __m512i value = broadcast(x[r] + at);
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], w[p], value);
+            }
+        }
+    }
+
+    // weights: the group of each panel; x: the rows' first group; g: which group of theirs.
+    template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
+                           const int8_t* const (&x)[ROWS_NOW], int32_t g,
+                           LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
+        __m512i acc[ROWS_NOW][PANELS_NOW];
+        for (auto& row : acc) {
+            for (__m512i& lane : row) lane = _mm512_setzero_si512();
+        }
+        const int32_t first = g * GROUP_COLUMNS;
+        __m512i low[PANELS_NOW];
+        __m512i high[PANELS_NOW];
+        if constexpr (GroupKind::BYTES == Bytes::BYTES) {
+            for (int32_t c = 0; c < 8; ++c) {
+                for (int32_t p = 0; p < PANELS_NOW; ++p) low[p] = load_chunk(weights[p] + c * 64);
+                step(acc, low, x, first + c * 4);
+            }
+        } else {
+            for (int32_t c = 0; c < 4; ++c) {
+                for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                    const __m512i both = load_chunk(weights[p] + c * 64);
+                    low[p] = low_nibbles(both);
+                    high[p] = high_nibbles(both);
+                }
+                step(acc, low, x, first + c * 4);
+                step(acc, high, x, first + 16 + c * 4);
+            }
+        }
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                sums[r][p] = {reinterpret_cast<PartBits>(acc[r][p])};
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace sublimate::cpu

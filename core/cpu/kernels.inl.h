@@ -1,0 +1,310 @@
+// The primitives that are one pass over a row, written once over sixteen lanes: each instruction set's object
+// includes this after its own lanes header. ref.cpp is the twin of every function here.
+//
+// defines: rms_norm, quantise, rope, kv_append, swiglu, add, argmax, max_value, sum_exp, all_finite,
+//          gumbel_argmax
+#pragma once
+
+#include "lanes.inl.h"
+#include "tables.h"
+
+namespace sublimate::cpu {
+namespace {
+
+constexpr float QUANTISED_MAX = 127.0f;
+constexpr float SMALLEST_NORMAL = 0x1p-126f;
+constexpr float SILU_EXPONENT_MAX = 80.0f;
+constexpr uint32_t MAGNITUDE_BITS = 0x7fffffffu;
+constexpr uint32_t SIGN_BIT = 0x80000000u;
+constexpr uint32_t EXPONENT_BITS = 0x7f800000u;
+constexpr int32_t NOISE_RUN = 64;  // consecutive ids whose noise one Philox call of 16 lanes yields
+
+// Calls body(lanes, first, count) over [0, count): full runs of 16, then the tail with zeros behind it.
+template <class Body>
+INLINE void for_lanes(int32_t count, Body&& body) {
+    int32_t i = 0;
+    for (; i + LANES <= count; i += LANES) body(i, LANES);
+    if (i < count) body(i, count - i);
+}
+INLINE Lanes load_run(const float* from, int32_t count) {
+    return count == LANES ? load(from) : load_first(from, count);
+}
+INLINE void store_run(float* to, Lanes value, int32_t count) {
+    if (count == LANES) {
+        store(to, value);
+    } else {
+        store_first(to, value, count);
+    }
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, int32_t columns, float* out) {
+    Lanes sums = splat(0.0f);
+    for_lanes(columns, [&](int32_t i, int32_t count) {
+        const Lanes value = load_run(x + i, count);
+        sums = fma(value, value, sums);
+    });
+    const float mean = sum_lanes(sums) / static_cast<float>(columns);
+    const Lanes inverse = splat(1.0f / __builtin_sqrtf(mean + epsilon));
+    for_lanes(columns, [&](int32_t i, int32_t count) {
+        const Lanes scaled = load_run(x + i, count) * inverse;
+        store_run(out + i, scaled * load_run(weight + i, count), count);
+    });
+}
+
+void quantise(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums) {
+    if (columns % GROUP_COLUMNS != 0) misuse("a row to quantise is whole groups of 32");
+    const Lanes magic = splat(EXP_ROUND_MAGIC);
+    const LanesBits magnitude = splat_bits(MAGNITUDE_BITS);
+    for (int32_t group = 0; group < columns / GROUP_COLUMNS; ++group) {
+        const Lanes low = load(x + int64_t{group} * GROUP_COLUMNS);
+        const Lanes high = load(x + int64_t{group} * GROUP_COLUMNS + LANES);
+        // As integers, so that a NaN is the largest and reaches the scale instead of being lost.
+        const LanesBits low_bits = bits_of(low) & magnitude;
+        const LanesBits high_bits = bits_of(high) & magnitude;
+        const uint32_t largest = max_lanes_bits(
+            select_bits(greater_bits(low_bits, high_bits), low_bits, high_bits));
+        const float scale = __builtin_bit_cast(float, largest) / QUANTISED_MAX;
+        const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
+        const Lanes inverse = splat(1.0f / scale);
+        LanesBits mask = splat_bits(usable ? ~0u : 0u);  // also clears what x / 0 or a NaN left
+        const Lanes low_value = floats_of(mask & bits_of((low * inverse + magic) - magic));
+        const Lanes high_value = floats_of(mask & bits_of((high * inverse + magic) - magic));
+        int8_t* to = values + int64_t{group} * GROUP_COLUMNS;
+        const LanesBits sum = store_int8(to, low_value) + store_int8(to + LANES, high_value);
+        scales[group] = scale < SMALLEST_NORMAL ? 0.0f : scale;
+        sums[group] = sum_lanes_signed(sum);
+    }
+}
+
+// Even lanes: x0 * cos - x1 * sin; odd lanes: x1 * cos + x0 * sin; the second product is rounded first.
+INLINE Lanes rotate(Lanes x, Lanes cos_sin) {
+    Lanes cosine, sine, swapped;
+    for (int32_t i = 0; i < PARTS; ++i) {
+        cosine.part[i] = part_even(cos_sin.part[i]);
+        sine.part[i] = part_odd(cos_sin.part[i]);
+        swapped.part[i] = part_swap(x.part[i]);
+    }
+    const LanesBits odd = lane_numbers() & splat_bits(1);
+    const LanesBits negate_even = shift_left(odd, 31) ^ splat_bits(SIGN_BIT);
+    return fma(x, cosine, floats_of(bits_of(swapped * sine) ^ negate_even));
+}
+
+void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim) {
+    for (int32_t head = 0; head < heads; ++head) {
+        float* row = x + int64_t{head} * head_dim;
+        for_lanes(rope_dim, [&](int32_t i, int32_t count) {
+            store_run(row + i, rotate(load_run(row + i, count), load_run(cos_sin + i, count)),
+                      count);
+        });
+    }
+}
+
+template <class Element>
+INLINE Element kv_element(float value) {
+    if constexpr (sizeof(Element) == sizeof(float)) return value;
+    if constexpr (sizeof(Element) != sizeof(float)) return float_to_bf16(value);
+}
+
+// One key is one lane of every channel's line: single stores, a cache line apart.
+template <class Element>
+INLINE void append_head(const float* key, const float* value, Element* keys, int32_t head_dim,
+                        int32_t lane) {
+    Element* values = keys + int64_t{head_dim} * limits::PAGE_TOKENS;
+    for (int32_t c = 0; c < head_dim; ++c) {
+        keys[int64_t{c} * limits::PAGE_TOKENS + lane] = kv_element<Element>(key[c]);
+    }
+    for (int32_t c = 0; c < head_dim; ++c) {
+        values[int64_t{lane} * head_dim + c] = kv_element<Element>(value[c]);
+    }
+}
+
+void kv_append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
+               int32_t page, int32_t lane) {
+    if (lane < 0 || lane >= limits::PAGE_TOKENS) misuse("a page has 32 lanes");
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        const int64_t head_index = int64_t{page} * layout.kv_heads + head;
+        std::byte* base = pages + head_index * layout.head_bytes;
+        const int64_t from = int64_t{head} * layout.head_dim;
+        if (layout.type == KvType::bf16) {
+            append_head(key + from, value + from, reinterpret_cast<uint16_t*>(base),
+                        layout.head_dim, lane);
+        } else {
+            append_head(key + from, value + from, reinterpret_cast<float*>(base), layout.head_dim,
+                        lane);
+        }
+    }
+}
+
+void swiglu(const float* gate, const float* up, int32_t count, float* out) {
+    const Lanes most = splat(SILU_EXPONENT_MAX);
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        const Lanes g = load_run(gate + i, n);
+        const Lanes negated = floats_of(bits_of(g) ^ splat_bits(SIGN_BIT));
+        const Lanes e = exp_lanes(select(greater(negated, most), most, negated));
+        store_run(out + i, (g / (splat(1.0f) + e)) * load_run(up + i, n), n);
+    });
+}
+
+void add(float* x, const float* y, int32_t count) {
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        store_run(x + i, load_run(x + i, n) + load_run(y + i, n), n);
+    });
+}
+
+// ---- sampler --------------------------------------------------------------------------------------------------
+
+// The best score of each lane so far and the index it stood at; the lowest index wins a tie.
+struct Best {
+    Lanes score = splat(NEGATIVE_INFINITY);
+    LanesBits index = splat_bits(0);
+
+    INLINE void offer(Lanes candidate, LanesBits at) {
+        const LanesBits better = greater(candidate, score);
+        score = select(better, candidate, score);
+        index = select_bits(better, at, index);
+    }
+
+    int32_t lowest_index(float* winner) const {
+        float scores[LANES];
+        uint32_t indices[LANES];
+        store(scores, score);
+        store_bits(indices, index);
+        int32_t best = 0;
+        for (int32_t i = 1; i < LANES; ++i) {
+            const bool tie = scores[i] == scores[best] && indices[i] < indices[best];
+            if (scores[i] > scores[best] || tie) best = i;
+        }
+        *winner = scores[best];
+        return static_cast<int32_t>(indices[best]);
+    }
+};
+
+// Lanes past the end become -infinity, which nothing can lose to.
+INLINE Lanes load_logits(const float* from, int32_t count) {
+    if (count == LANES) return load(from);
+    const LanesBits inside = greater_bits(splat_bits(static_cast<uint32_t>(count)), lane_numbers());
+    return select(inside, load_first(from, count), splat(NEGATIVE_INFINITY));
+}
+
+// A NaN is never greater, so it is never chosen; without any number above -infinity the answer is 0.
+int32_t argmax(const float* logits, int32_t count) {
+    Best best;
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        best.offer(load_logits(logits + i, n),
+                   lane_numbers() + splat_bits(static_cast<uint32_t>(i)));
+    });
+    float winner = 0.0f;
+    return best.lowest_index(&winner);
+}
+
+float max_value(const float* logits, int32_t count) {
+    Lanes best = splat(NEGATIVE_INFINITY);
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        best = greatest(load_logits(logits + i, n), best);
+    });
+    return max_lanes(best);
+}
+
+float sum_exp(const float* logits, int32_t count, float maximum, float inverse_temperature) {
+    Lanes sums = splat(0.0f);
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        const Lanes x = (load_logits(logits + i, n) - splat(maximum)) * splat(inverse_temperature);
+        const Lanes e = exp_lanes(x);
+        // Unlike attention's, the sampler's exponential turns a NaN into zero.
+        sums = sums + floats_of(bits_of(e) & at_least(x, splat(EXP_ARGUMENT_MIN)));
+    });
+    return sum_lanes(sums);
+}
+
+bool all_finite(const float* logits, int32_t count) {
+    LanesBits bad = splat_bits(0);
+    const LanesBits exponent = splat_bits(EXPONENT_BITS);
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        const LanesBits bits = bits_of(load_run(logits + i, n)) & exponent;
+        bad = bad | greater_bits(bits, splat_bits(EXPONENT_BITS - 1));
+    });
+    return max_lanes_bits(bad) == 0;
+}
+
+struct WideProduct {
+    LanesBits high;
+    LanesBits low;
+};
+
+INLINE WideProduct multiply_wide(LanesBits a, uint32_t factor) {
+    WideProduct r;
+    for (int32_t i = 0; i < PARTS; ++i) {
+        const PartWide lanes = reinterpret_cast<PartWide>(a.part[i]);
+        const PartWide even = part_multiply(lanes, factor);
+        const PartWide odd = part_multiply(lanes >> 32, factor);
+        const PartWide low_mask = PartWide{} + 0xffffffffu;
+        r.low.part[i] = reinterpret_cast<PartBits>((even & low_mask) | (odd << 32));
+        r.high.part[i] = reinterpret_cast<PartBits>((even >> 32) | (odd & ~low_mask));
+    }
+    return r;
+}
+
+struct NoiseBlock {
+    LanesBits word[4];
+};
+
+// Philox4x32-10 in every lane: word w, lane i belongs to id first + 16 w + i (see loop/gumbel.h).
+INLINE NoiseBlock noise_bits(uint64_t seed, int32_t position, int32_t first) {
+    const uint32_t block = static_cast<uint32_t>(first) / NOISE_RUN * LANES;
+    NoiseBlock c = {{lane_numbers() + splat_bits(block),
+                     splat_bits(static_cast<uint32_t>(position)), splat_bits(0), splat_bits(0)}};
+    uint32_t key_0 = static_cast<uint32_t>(seed);
+    uint32_t key_1 = static_cast<uint32_t>(seed >> 32);
+    for (int32_t round = 0; round < PHILOX_ROUNDS; ++round) {
+        const WideProduct a = multiply_wide(c.word[0], PHILOX_MULTIPLIER_0);
+        const WideProduct b = multiply_wide(c.word[2], PHILOX_MULTIPLIER_1);
+        c = {{b.high ^ c.word[1] ^ splat_bits(key_0), b.low,
+              a.high ^ c.word[3] ^ splat_bits(key_1), a.low}};
+        key_0 += PHILOX_WEYL_0;
+        key_1 += PHILOX_WEYL_1;
+    }
+    return c;
+}
+
+INLINE Lanes gumbel_lanes(LanesBits bits) {
+    const Lanes whole = floats_from_signed(shift_right(bits, 9));
+    const Lanes uniform = (whole + splat(0.5f)) * splat(UNIFORM_SCALE);
+    const LanesBits sign = splat_bits(SIGN_BIT);
+    const Lanes inner = floats_of(bits_of(log_lanes(uniform)) ^ sign);
+    return floats_of(bits_of(log_lanes(inner)) ^ sign);
+}
+
+// Runs of 64 ids; a run in which no logit could win with the largest noise needs no noise at all.
+int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
+                      uint64_t seed, int32_t position) {
+    Best best;
+    float leader = NEGATIVE_INFINITY;
+    int32_t winner = -1;
+    const Lanes inverse = splat(inverse_temperature);
+    for (int32_t first = 0; first < count; first += NOISE_RUN) {
+        Lanes logit[NOISE_RUN / LANES];
+        LanesBits possible = splat_bits(0);
+        for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
+            const int32_t left = count - first - w * LANES;
+            const int32_t n = left < 0 ? 0 : (left < LANES ? left : LANES);
+            logit[w] = load_logits(logits + first + (n == 0 ? 0 : w * LANES), n);
+            const LanesBits low = greater(splat(floor), logit[w]);
+            logit[w] = select(low, splat(NEGATIVE_INFINITY), logit[w]);
+            const Lanes bound = fma(logit[w], inverse, splat(GUMBEL_NOISE_MAX));
+            const LanesBits open = greater(logit[w], splat(NEGATIVE_INFINITY));
+            possible = possible | (open & at_least(bound, splat(leader)));
+        }
+        if (max_lanes_bits(possible) == 0) continue;
+        const NoiseBlock noise = noise_bits(seed, position, first);
+        for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
+            const Lanes score = fma(logit[w], inverse, gumbel_lanes(noise.word[w]));
+            best.offer(score, lane_numbers() +
+                                  splat_bits(static_cast<uint32_t>(first + w * LANES)));
+        }
+        winner = best.lowest_index(&leader);
+    }
+    return leader > NEGATIVE_INFINITY ? winner : -1;
+}
+
+}  // namespace
+}  // namespace sublimate::cpu

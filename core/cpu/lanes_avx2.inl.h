@@ -1,0 +1,100 @@
+// AVX2 with FMA and F16C: sixteen lanes are two registers.
+#pragma once
+
+#include "numbers.h"
+#include "ops.h"
+
+#include "intrinsics.h"
+
+#define INLINE __attribute__((always_inline)) inline
+
+namespace sublimate::cpu {
+namespace {
+
+using Part = __m256;
+using PartBits = uint32_t __attribute__((vector_size(32)));
+using PartSigned = int32_t __attribute__((vector_size(32)));
+using PartWide = uint64_t __attribute__((vector_size(32)));
+constexpr int32_t PARTS = 2;
+
+INLINE Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
+// The low half of every 64-bit lane times a factor.
+INLINE PartWide part_multiply(PartWide a, uint32_t factor) {
+    return reinterpret_cast<PartWide>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi32(static_cast<int32_t>(factor))));
+}
+INLINE Part part_even(Part a) { return _mm256_moveldup_ps(a); }
+INLINE Part part_odd(Part a) { return _mm256_movehdup_ps(a); }
+INLINE Part part_swap(Part a) { return _mm256_permute_ps(a, 0xb1); }
+
+}  // namespace
+}  // namespace sublimate::cpu
+
+#include "lanes.inl.h"
+
+namespace sublimate::cpu {
+namespace {
+
+INLINE float max_lanes(Lanes a) {
+    const __m256 eight = _mm256_max_ps(a.part[0], a.part[1]);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+INLINE __m256i integers_of(PartBits a) { return reinterpret_cast<__m256i>(a); }
+INLINE uint32_t max_lanes_bits(LanesBits a) {
+    const __m256i eight = _mm256_max_epu32(integers_of(a.part[0]), integers_of(a.part[1]));
+    __m128i four =
+        _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+}
+INLINE int32_t sum_lanes_signed(LanesBits a) {
+    const __m256i eight = _mm256_add_epi32(integers_of(a.part[0]), integers_of(a.part[1]));
+    __m128i four =
+        _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtsi128_si32(four);
+}
+// Lanes hold integers in [-128, 127] as floats.
+INLINE LanesBits store_int8(int8_t* to, Lanes a) {
+    const __m256i low = _mm256_cvtps_epi32(a.part[0]);
+    const __m256i high = _mm256_cvtps_epi32(a.part[1]);
+    // Packing works within 128-bit halves: put the quarters back into order before the last step.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    return {{reinterpret_cast<PartBits>(low), reinterpret_cast<PartBits>(high)}};
+}
+INLINE Lanes load_half(const uint16_t* from) {
+    const auto* halves = reinterpret_cast<const __m128i*>(from);
+    return {{_mm256_cvtph_ps(_mm_loadu_si128(halves)),
+             _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))}};
+}
+INLINE Lanes load_bf16(const uint16_t* from) {
+    const auto* halves = reinterpret_cast<const __m128i*>(from);
+    Lanes r;
+    for (int32_t i = 0; i < PARTS; ++i) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + i));
+        r.part[i] = _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    }
+    return r;
+}
+// The first 32 bytes, zero after them.
+INLINE LanesBits load_bits_half(const void* from) {
+    LanesBits r = {};
+    __builtin_memcpy(&r, from, sizeof(r) / 2);
+    return r;
+}
+
+INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
+
+// Sizes of the register blocks.
+constexpr int32_t FLOAT_ROWS = 2;
+constexpr int32_t FLOAT_PANELS = 2;
+constexpr int32_t BLOCK_VECTORS = 2;
+
+}  // namespace
+}  // namespace sublimate::cpu

@@ -1,0 +1,336 @@
+// Quantised matrix products, the part that every instruction set shares: which rows and panels run together and
+// where a panel's groups come from. The including header defines `Dot`, the exact int32 sums of one group.
+//
+// Order of one output, the same everywhere:
+//   for each group of 32 columns:
+//     sum  = exact int32 of (u - offset) * x                    (offset = 0 where affine)
+//     acc  = fma(float(sum), scale_w * scale_x, acc)            (the product of scales is rounded first)
+//     acc  = fma(minimum_w, scale_x * float(sum of x), acc)     (affine only; likewise)
+//
+// Few rows read a panel once, straight from memory. Many rows decode a panel's groups into a buffer that stays
+// in the first-level cache, CHUNK_GROUPS at a time; between chunks the accumulators rest in `out`, exactly.
+//
+// defines: matmul_quantised
+#pragma once
+
+#include "lanes.inl.h"
+#include "matmul_float.inl.h"
+
+namespace sublimate::cpu {
+namespace {
+
+constexpr int32_t CHUNK_GROUPS = 24;          // 30 KB of two decoded panels
+constexpr int64_t PREFETCH_BYTES = 6144;      // ahead of a direct read
+constexpr int64_t NIBBLE_GROUP_BYTES = 256;   // of 16 outputs x 32 columns
+constexpr int64_t BYTE_GROUP_BYTES = 512;
+
+// Where a panel's pieces lie.
+struct PanelView {
+    const std::byte* groups;
+    const uint16_t* scales;    // (group, 16) half
+    const uint16_t* minima;    // (group, 16) half, affine only
+};
+INLINE PanelView panel_view(const PackedMatrix& matrix, int32_t panel) {
+    const int64_t groups = matrix.columns / GROUP_COLUMNS;
+    const int64_t bytes =
+        groups * (matrix.kind == WeightKind::u4 ? NIBBLE_GROUP_BYTES : BYTE_GROUP_BYTES);
+    const std::byte* base = matrix.data + panel * matrix.panel_bytes;
+    const auto* scales = reinterpret_cast<const uint16_t*>(base + bytes);
+    return {base, scales, scales + groups * PANEL_ROWS};
+}
+
+// Lines to fetch ahead, a few per group.
+struct Ahead {
+    const std::byte* at;
+    int32_t lines_per_group;
+
+    INLINE void fetch() {
+        for (int32_t i = 0; i < lines_per_group; ++i) {
+            __builtin_prefetch(at + i * limits::CACHE_LINE_BYTES);
+        }
+        at += lines_per_group * limits::CACHE_LINE_BYTES;
+    }
+};
+
+// A chunk of groups of a panel as it lies in the file.
+template <class GroupKind>
+struct DirectSource {
+    PanelView view;
+
+    INLINE const std::byte* group(int32_t g) const { return view.groups + g * GroupKind::BYTES; }
+    INLINE Lanes scale(int32_t g) const { return load_half(view.scales + g * PANEL_ROWS); }
+    INLINE Lanes minimum(int32_t g) const { return load_half(view.minima + g * PANEL_ROWS); }
+};
+
+// The same, decoded: whatever Dot likes best, and the scales as floats.
+struct DecodedPanel {
+    alignas(64) std::byte groups[CHUNK_GROUPS * Dot::Decoded::BYTES];
+    alignas(64) float scales[CHUNK_GROUPS * PANEL_ROWS];
+    alignas(64) float minima[CHUNK_GROUPS * PANEL_ROWS];
+};
+struct DecodedSource {
+    const DecodedPanel* panel;
+
+    INLINE const std::byte* group(int32_t g) const {
+        return panel->groups + g * Dot::Decoded::BYTES;
+    }
+    INLINE Lanes scale(int32_t g) const { return load(panel->scales + g * PANEL_ROWS); }
+    INLINE Lanes minimum(int32_t g) const { return load(panel->minima + g * PANEL_ROWS); }
+};
+
+// One chunk of a block of rows: pointers at its first group and what each group adds on the activations' side.
+template <int32_t ROWS>
+struct RowChunk {
+    const int8_t* values[ROWS];
+    const float* scales[ROWS];
+    alignas(64) float scaled_sums[ROWS][CHUNK_GROUPS];  // affine: scale * float(sum)
+    alignas(64) int32_t offsets[ROWS][CHUNK_GROUPS];    // symmetric: -offset * sum
+};
+
+template <int32_t ROWS, bool AFFINE>
+INLINE void prepare_rows(RowChunk<ROWS>& chunk, const Activations& x, int32_t offset, int32_t row,
+                         int32_t first_group, int32_t count) {
+    const int64_t groups = x.columns / GROUP_COLUMNS;
+    for (int32_t r = 0; r < ROWS; ++r) {
+        const int64_t at = (int64_t{row} + r) * groups + first_group;
+        chunk.values[r] = x.values + at * GROUP_COLUMNS;
+        chunk.scales[r] = x.scales + at;
+        const int32_t* sums = x.sums + at;
+        for (int32_t g = 0; g < count; ++g) {
+            if (AFFINE) chunk.scaled_sums[r][g] = chunk.scales[r][g] * static_cast<float>(sums[g]);
+            if (!AFFINE) chunk.offsets[r][g] = -offset * sums[g];
+        }
+    }
+}
+
+template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS, class Source>
+INLINE void run_chunk(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS],
+                      const RowChunk<ROWS>& rows, int32_t first_group, int32_t count,
+                      Ahead& ahead) {
+    for (int32_t g = 0; g < count; ++g) {
+        const std::byte* weights[PANELS];
+        for (int32_t p = 0; p < PANELS; ++p) weights[p] = source[p].group(first_group + g);
+        ahead.fetch();
+        LanesBits sums[ROWS][PANELS];
+        Dot::template run<GroupKind, ROWS, PANELS>(weights, rows.values, g, sums);
+        for (int32_t p = 0; p < PANELS; ++p) {
+            const Lanes scale = source[p].scale(first_group + g);
+            for (int32_t r = 0; r < ROWS; ++r) {
+                LanesBits sum = sums[r][p];
+                if (!AFFINE) {
+                    sum = sum + splat_bits(static_cast<uint32_t>(rows.offsets[r][g]));
+                }
+                const Lanes both = scale * splat(rows.scales[r][g]);
+                acc[r][p] = fma(floats_from_signed(sum), both, acc[r][p]);
+            }
+            if (!AFFINE) continue;
+            const Lanes minimum = source[p].minimum(first_group + g);
+            for (int32_t r = 0; r < ROWS; ++r) {
+                acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][g]), acc[r][p]);
+            }
+        }
+    }
+}
+
+struct MatmulCall {
+    const PackedMatrix& matrix;
+    const Activations& x;
+    float* out;
+    int64_t out_stride;
+
+    INLINE float* outputs(int32_t row, int32_t panel) const {
+        return out + row * out_stride + int64_t{panel} * PANEL_ROWS;
+    }
+};
+
+// ---- few rows ---------------------------------------------------------------------------------------------
+
+template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS>
+INLINE void direct_block(const MatmulCall& call, int32_t row, int32_t panel, Ahead& ahead) {
+    DirectSource<GroupKind> source[PANELS];
+    for (int32_t p = 0; p < PANELS; ++p) source[p] = {panel_view(call.matrix, panel + p)};
+    Lanes acc[ROWS][PANELS];
+    for (auto& lanes : acc) {
+        for (Lanes& lane : lanes) lane = splat(0.0f);
+    }
+    const int32_t groups = call.matrix.columns / GROUP_COLUMNS;
+    for (int32_t first = 0; first < groups; first += CHUNK_GROUPS) {
+        const int32_t count = groups - first < CHUNK_GROUPS ? groups - first : CHUNK_GROUPS;
+        RowChunk<ROWS> rows;
+        prepare_rows<ROWS, AFFINE>(rows, call.x, call.matrix.offset, row, first, count);
+        run_chunk<GroupKind, AFFINE, ROWS, PANELS>(acc, source, rows, first, count, ahead);
+    }
+    for (int32_t r = 0; r < ROWS; ++r) {
+        for (int32_t p = 0; p < PANELS; ++p) {
+            store_outputs(call.outputs(row + r, panel + p), acc[r][p],
+                          panel_outputs(call.matrix, panel + p));
+        }
+    }
+}
+
+template <class GroupKind, bool AFFINE, int32_t ROWS>
+void direct_panels(const MatmulCall& call, int32_t row, int32_t panel_begin, int32_t panel_end) {
+    const int32_t groups = call.matrix.columns / GROUP_COLUMNS;
+    const int64_t lines = call.matrix.panel_bytes / limits::CACHE_LINE_BYTES;
+    const auto ahead_of = [&](int32_t panel, int32_t panels) {
+        const int64_t per_group = (lines * panels + groups - 1) / groups;
+        return Ahead{call.matrix.data + panel * call.matrix.panel_bytes + PREFETCH_BYTES,
+                     static_cast<int32_t>(per_group)};
+    };
+    int32_t panel = panel_begin;
+    for (; panel + Dot::PANELS <= panel_end; panel += Dot::PANELS) {
+        Ahead ahead = ahead_of(panel, Dot::PANELS);
+        direct_block<GroupKind, AFFINE, ROWS, Dot::PANELS>(call, row, panel, ahead);
+    }
+    for (; panel < panel_end; ++panel) {
+        Ahead ahead = ahead_of(panel, 1);
+        direct_block<GroupKind, AFFINE, ROWS, 1>(call, row, panel, ahead);
+    }
+}
+
+// ---- many rows ----------------------------------------------------------------------------------------------
+
+template <class GroupKind, bool AFFINE>
+INLINE void decode_chunk(const PanelView& view, int32_t first, int32_t count, DecodedPanel& to) {
+    for (int32_t g = 0; g < count; ++g) {
+        Dot::template decode<GroupKind>(view.groups + (first + g) * GroupKind::BYTES,
+                                        to.groups + g * Dot::Decoded::BYTES);
+        const int64_t from = (int64_t{first} + g) * PANEL_ROWS;
+        store(to.scales + g * PANEL_ROWS, load_half(view.scales + from));
+        if (AFFINE) store(to.minima + g * PANEL_ROWS, load_half(view.minima + from));
+    }
+}
+
+template <bool AFFINE, int32_t ROWS, int32_t PANELS>
+INLINE void decoded_block(const MatmulCall& call, const DecodedPanel* panels, int32_t row,
+                          int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
+    DecodedSource source[PANELS];
+    for (int32_t p = 0; p < PANELS; ++p) source[p] = {panels + p};
+    Lanes acc[ROWS][PANELS];
+    for (int32_t r = 0; r < ROWS; ++r) {
+        for (int32_t p = 0; p < PANELS; ++p) {
+            const int32_t outputs = panel_outputs(call.matrix, panel + p);
+            const float* from = call.outputs(row + r, panel + p);
+            acc[r][p] = splat(0.0f);
+            if (first > 0) acc[r][p] = outputs == LANES ? load(from) : load_first(from, outputs);
+        }
+    }
+    RowChunk<ROWS> rows;
+    prepare_rows<ROWS, AFFINE>(rows, call.x, call.matrix.offset, row, first, count);
+    run_chunk<typename Dot::Decoded, AFFINE, ROWS, PANELS>(acc, source, rows, 0, count, ahead);
+    for (int32_t r = 0; r < ROWS; ++r) {
+        for (int32_t p = 0; p < PANELS; ++p) {
+            store_outputs(call.outputs(row + r, panel + p), acc[r][p],
+                          panel_outputs(call.matrix, panel + p));
+        }
+    }
+}
+
+// The rows that do not fill a block.
+template <bool AFFINE, int32_t ROWS, int32_t PANELS>
+void decoded_rest(const MatmulCall& call, const DecodedPanel* panels, int32_t row, int32_t rows,
+                  int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
+    if (rows == ROWS) {
+        decoded_block<AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count, ahead);
+    } else if constexpr (ROWS > 1) {
+        decoded_rest<AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first, count,
+                                               ahead);
+    }
+}
+
+template <class GroupKind, bool AFFINE, int32_t PANELS>
+void decoded_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, int32_t panel) {
+    DecodedPanel panels[PANELS];
+    const int32_t groups = call.matrix.columns / GROUP_COLUMNS;
+    const int64_t lines = call.matrix.panel_bytes * PANELS / limits::CACHE_LINE_BYTES;
+    const int64_t visits = int64_t{groups} * ((row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS);
+    Ahead ahead = {call.matrix.data + (panel + PANELS) * call.matrix.panel_bytes,
+                   static_cast<int32_t>((lines + visits - 1) / visits)};
+    for (int32_t first = 0; first < groups; first += CHUNK_GROUPS) {
+        const int32_t count = groups - first < CHUNK_GROUPS ? groups - first : CHUNK_GROUPS;
+        for (int32_t p = 0; p < PANELS; ++p) {
+            decode_chunk<GroupKind, AFFINE>(panel_view(call.matrix, panel + p), first, count,
+                                            panels[p]);
+        }
+        int32_t row = row_begin;
+        for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
+            decoded_block<AFFINE, Dot::ROWS, PANELS>(call, panels, row, panel, first, count,
+                                                     ahead);
+        }
+        if (row < row_end) {
+            decoded_rest<AFFINE, Dot::ROWS, PANELS>(call, panels, row, row_end - row, panel,
+                                                    first, count, ahead);
+        }
+    }
+}
+
+template <class GroupKind, bool AFFINE, int32_t ROWS>
+void direct_rows(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel_begin,
+                 int32_t panel_end) {
+    if (rows == ROWS) {
+        direct_panels<GroupKind, AFFINE, ROWS>(call, row, panel_begin, panel_end);
+    } else if constexpr (ROWS > 1) {
+        direct_rows<GroupKind, AFFINE, ROWS - 1>(call, row, rows, panel_begin, panel_end);
+    }
+}
+
+template <class GroupKind, bool AFFINE>
+void matmul_quantised(const MatmulCall& call, int32_t row_begin, int32_t row_end,
+                      int32_t panel_begin, int32_t panel_end) {
+    const int32_t rows = row_end - row_begin;
+    if (rows <= Dot::ROWS_DIRECT) {
+        direct_rows<GroupKind, AFFINE, Dot::ROWS_DIRECT>(call, row_begin, rows, panel_begin,
+                                                         panel_end);
+        return;
+    }
+    int32_t panel = panel_begin;
+    for (; panel + Dot::PANELS <= panel_end; panel += Dot::PANELS) {
+        decoded_panels<GroupKind, AFFINE, Dot::PANELS>(call, row_begin, row_end, panel);
+    }
+    for (; panel < panel_end; ++panel) {
+        decoded_panels<GroupKind, AFFINE, 1>(call, row_begin, row_end, panel);
+    }
+}
+
+// ---- every kind ---------------------------------------------------------------------------------------------
+
+void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
+            int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) {
+    if (matrix.columns != x.columns) misuse("a matrix meets rows of its own width");
+    const MatmulCall call{matrix, x, out, out_stride};
+    switch (matrix.kind) {
+        case WeightKind::f32:
+            matmul_float<Float32>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                                  out_stride);
+            break;
+        case WeightKind::f16:
+            matmul_float<Float16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                                  out_stride);
+            break;
+        case WeightKind::bf16:
+            matmul_float<Bfloat16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                                   out_stride);
+            break;
+        case WeightKind::u4:
+            if (matrix.affine) {
+                matmul_quantised<Dot::Nibbles, true>(call, row_begin, row_end, panel_begin,
+                                                     panel_end);
+            } else {
+                matmul_quantised<Dot::Nibbles, false>(call, row_begin, row_end, panel_begin,
+                                                      panel_end);
+            }
+            break;
+        case WeightKind::u8:
+            if (matrix.affine) {
+                matmul_quantised<Dot::Bytes, true>(call, row_begin, row_end, panel_begin,
+                                                   panel_end);
+            } else {
+                matmul_quantised<Dot::Bytes, false>(call, row_begin, row_end, panel_begin,
+                                                    panel_end);
+            }
+            break;
+    }
+}
+
+}  // namespace
+}  // namespace sublimate::cpu
