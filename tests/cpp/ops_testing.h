@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/ops.h"
+#include "core/cpu/ops.h"
 
 namespace sublimate::cpu::testing {
 
