@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .engine.results import Piece as Piece
     from .errors import SublimateError as SublimateError
 
+    __version__: str
+
 __all__ = ["Completion", "Engine", "Piece", "SublimateError", "__version__"]
 
 _HOMES = {

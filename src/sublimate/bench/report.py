@@ -6,7 +6,6 @@ defines: served_table, comparison_table, native_table, to_json
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -24,6 +23,24 @@ def _range(median: float, least: float, greatest: float) -> str:
     return f"{median:.1f}  ({least:.1f} to {greatest:.1f})"
 
 
+def _served_cells(figures: Figures) -> dict[str, str]:
+    """Title of a row -> its cell."""
+    speed = _range(figures.tok_s, figures.tok_s_least, figures.tok_s_greatest)
+    return {
+        "model": figures.model,
+        "API": figures.api,
+        "tokens/s (median, range)": speed,
+        "first token p50/p90/p99": _percentiles(figures.first_token_ms),
+        "between arrivals p50/p90/p99": _percentiles(figures.between_tokens_ms),
+        "per token p50/p90/p99": _percentiles(figures.per_token_ms),
+        "largest gap": f"{figures.largest_gap_ms:.1f} ms",
+        "tokens in / out": f"{figures.input_tokens:.0f} / {figures.output_tokens:.1f}",
+        "tokens counted by": figures.counted_by,
+        "length forced": "yes" if figures.length_forced else "no",
+        "requests / errors": f"{figures.requests} / {figures.errors}",
+    }
+
+
 def served_table(figures: Sequence[Figures]) -> Table:
     """One column per server."""
     table = Table(
@@ -32,21 +49,9 @@ def served_table(figures: Sequence[Figures]) -> Table:
     table.add_column("")
     for one in figures:
         table.add_column(one.url, justify="right")
-    rows: list[tuple[str, Any]] = [
-        ("model", lambda f: f.model),
-        ("API", lambda f: f.api),
-        ("tokens/s (median, range)", lambda f: _range(f.tok_s, f.tok_s_least, f.tok_s_greatest)),
-        ("first token p50/p90/p99", lambda f: _percentiles(f.first_token_ms)),
-        ("between arrivals p50/p90/p99", lambda f: _percentiles(f.between_tokens_ms)),
-        ("per token p50/p90/p99", lambda f: _percentiles(f.per_token_ms)),
-        ("largest gap", lambda f: f"{f.largest_gap_ms:.1f} ms"),
-        ("tokens in / out per request", lambda f: f"{f.input_tokens:.0f} / {f.output_tokens:.1f}"),
-        ("tokens counted by", lambda f: f.counted_by),
-        ("length forced", lambda f: "yes" if f.length_forced else "no"),
-        ("requests / errors", lambda f: f"{f.requests} / {f.errors}"),
-    ]
-    for title, cell in rows:
-        table.add_row(title, *(cell(one) for one in figures))
+    cells = [_served_cells(one) for one in figures]
+    for title in cells[0]:
+        table.add_row(title, *(column[title] for column in cells))
     for one in figures:
         for text, count in one.error_texts.items():
             table.caption = f"{table.caption or ''}{one.url}: {count} x {text}\n"

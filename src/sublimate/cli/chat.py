@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,7 +71,7 @@ class _Line(msgspec.Struct):
 
 
 @contextmanager
-def _own_server(effective: Effective) -> Iterator[str]:
+def _own_server(effective: Effective) -> Generator[str]:
     """A server on a free port that ends with this chat. Raises EngineError."""
     settings = effective.settings
     command = [sys.executable, "-m", "sublimate", "serve", "--port", "0", "--log-format", "json"]

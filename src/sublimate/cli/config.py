@@ -51,7 +51,7 @@ def show(effective: Effective, as_json: bool) -> ExitCode:
         value = row.value
         if FIELDS[row.name].kind == "size" and value:
             value = format_size(value)
-        elif isinstance(value, tuple):
+        elif FIELDS[row.name].kind == "list" and not FIELDS[row.name].secret:
             value = ", ".join(value)
         source = row.source if row.source == "default" else f"[bold]{row.source}[/bold]"
         table.add_row(row.name, str(value), source, row.environment)

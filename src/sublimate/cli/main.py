@@ -79,11 +79,11 @@ def serve(
     config: flags.ConfigFile = None,
 ) -> None:
     """Serve a model on http://127.0.0.1:8000 (Messages API)."""
-    given = {**locals(), "log_format": "json" if json else log_format}
-    del given["json"]
+    given: dict[str, Any] = {**locals(), "log_format": "json" if json else log_format}
+    del given["json"], given["config"]
 
     def action() -> int:
-        effective = _settings(**given)
+        effective = _settings(config, **given)
         from .serve import serve as run
 
         return run(effective)
@@ -203,7 +203,7 @@ def bench(
     config: flags.ConfigFile = None,
 ) -> None:
     """Time a Messages or OpenAI-style server, two in turn, or the loop in this process."""
-    given = dict(locals())
+    given: dict[str, Any] = dict(locals())
 
     def action() -> int:
         from .bench import bench as run

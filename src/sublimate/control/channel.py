@@ -26,59 +26,59 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op"):
 
 
 # ---- supervisor -> engine ----
-class Load(Message, tag="load"):
+class Load(Message, frozen=True, tag="load"):
     """Load a model (or, with settings.script, the scripted engine) and answer Ready or Failed."""
 
     settings: EngineSettings
     model_path: str
 
 
-class Attach(Message, tag="attach"):
+class Attach(Message, frozen=True, tag="attach"):
     """Serve the region whose memory, submission bell and token bell travel with this message."""
 
     edge: int
 
 
-class Detach(Message, tag="detach"):
+class Detach(Message, frozen=True, tag="detach"):
     """Cancel everything of that edge and forget its region."""
 
     edge: int
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, frozen=True, tag="stop"):
     """End now. Also for the edge."""
 
 
 # ---- engine -> supervisor ----
-class Progress(Message, tag="progress"):
+class Progress(Message, frozen=True, tag="progress"):
     """Part of the load that is done, 0 to 1."""
 
     fraction: float
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, frozen=True, tag="ready"):
     """The engine serves. `info` is Model.info."""
 
     info: dict[str, Any]
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, frozen=True, tag="failed"):
     """The load failed. `reason` is a stable word, `message` is for a person."""
 
     message: str
     reason: str = "load_failed"
 
 
-class Attached(Message, tag="attached"):
+class Attached(Message, frozen=True, tag="attached"):
     edge: int
 
 
-class Detached(Message, tag="detached"):
+class Detached(Message, frozen=True, tag="detached"):
     edge: int
 
 
 # ---- supervisor -> edge ----
-class Start(Message, tag="start"):
+class Start(Message, frozen=True, tag="start"):
     """Begin to answer on the listening socket that travels with this message (if `listen`)."""
 
     settings: EdgeSettings
@@ -88,13 +88,13 @@ class Start(Message, tag="start"):
     listen: bool = True
 
 
-class EngineUp(Message, tag="engine_up"):
+class EngineUp(Message, frozen=True, tag="engine_up"):
     """An engine serves the region whose three descriptors travel with this message."""
 
     info: dict[str, Any]
 
 
-class EngineLost(Message, tag="engine_lost"):
+class EngineLost(Message, frozen=True, tag="engine_lost"):
     """The engine ended: fail what is in flight, answer 503 until the next EngineUp.
 
     `reason` is not empty when it will not come back (`serve --stay`): the body of the 503.
@@ -104,20 +104,20 @@ class EngineLost(Message, tag="engine_lost"):
     message: str = ""
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, frozen=True, tag="drain"):
     """Accept nothing new, let streams finish within `seconds`, then answer Drained."""
 
     seconds: float
 
 
 # ---- edge -> supervisor ----
-class EdgeReady(Message, tag="ready"):
+class EdgeReady(Message, frozen=True, tag="ready"):
     """The edge accepts connections. `info`: what the start-up screen shows (template, ...)."""
 
     info: dict[str, Any] = {}
 
 
-class Drained(Message, tag="drained"):
+class Drained(Message, frozen=True, tag="drained"):
     """No request is in flight any more."""
 
 

@@ -65,7 +65,7 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     os.set_inheritable(control_fd, False)
-    return Channel.from_fd(control_fd, incoming)
+    return Channel[Any].from_fd(control_fd, incoming)
 
 
 def die_with_parent() -> None:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 import numpy as np
@@ -215,7 +215,7 @@ class Engine:
         arithmetic: that of prompt rows, or that of generated rows.
         """
         single = len(ids) > 0 and not isinstance(ids[0], Sequence | np.ndarray)
-        prompts: Sequence[Any] = [ids] if single else ids
+        prompts = cast(Sequence[Any], [ids] if single else ids)
         chosen = Sampling(max_tokens=0, profile=self._profile, cache=False)
         flights = [self._flight(prompt, chosen, False) for prompt in prompts]
         flags = ("score", "score_decode") if arithmetic == "decode" else ("score",)
@@ -233,9 +233,9 @@ class Engine:
     def _sampling(self, max_tokens: int, fields: dict[str, Any]) -> Sampling:
         defaults: dict[str, Any] = {"profile": self._profile, "stop_tokens": self._stop_tokens}
         given = {**defaults, **fields, "max_tokens": max_tokens}
-        bias: Any = given.get("logit_bias")
+        bias = given.get("logit_bias")
         if isinstance(bias, dict):
-            given["logit_bias"] = list(bias.items())
+            given["logit_bias"] = list(cast(dict[int, float], bias).items())
         unknown = set(given) - set(Sampling.__struct_fields__)
         if unknown:
             raise TypeError(f"unknown sampling fields: {', '.join(sorted(unknown))}")

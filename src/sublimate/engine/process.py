@@ -75,9 +75,9 @@ class EngineProcess:
     def _loop(self, engine: _core.LoopEngine) -> None:
         try:
             engine.run()
-        except BaseException:
+        except BaseException as error:
             # The loop never raises on client data; whatever this is, a restart is the answer.
-            sys.excepthook(*sys.exc_info())
+            sys.excepthook(type(error), error, error.__traceback__)
             os._exit(LOOP_ENDED_EXIT_CODE)
 
     def _follow(self, engine: _core.LoopEngine) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
@@ -67,7 +67,7 @@ def locate(name: str, folder: Path, progress: Progress | None = None) -> ModelFi
 
 def fetch(name: str, folder: Path, progress: Progress | None = None) -> ModelFile:
     """The file of a model, fetched if it is not here. Safe to run twice at once. ModelError."""
-    report = progress or (lambda what, done, total: None)
+    report = progress or _no_progress
     here = locate(name, folder, report)
     if here is not None:
         return here
@@ -96,6 +96,10 @@ def local_models(folder: Path) -> list[ModelFile]:
             size = path.stat().st_size
             files.append(ModelFile(name=known.name, path=path, size_bytes=size))
     return sorted(files, key=lambda file: file.name)
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    pass
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ def _digest(path: Path, progress: Progress | None) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[None]:
+def _lock(path: Path, report: Progress) -> Generator[None]:
     """One fetcher at a time; the others wait and then find the file. Ends with its holder."""
     with path.open("a") as file:
         try:
