@@ -47,6 +47,7 @@ struct Edge {
     RegionView view;
     bool attached;
     bool lost;            // read nothing for too long, or damaged its ring: ignored until detach
+    bool damaged;         // its ring shrank under a push: lost at the next iteration
     bool room;            // in this iteration
     bool waited_for_room; // counted once per iteration
     int32_t live;         // sequences of this edge, draining ones included
@@ -65,7 +66,7 @@ struct Edge {
 SUBLIMATE_HD inline void edge_start(Edge& edge, const RegionView& view) {
     edge.view = view;
     edge.attached = true;
-    edge.lost = edge.room = edge.waited_for_room = false;
+    edge.lost = edge.damaged = edge.room = edge.waited_for_room = false;
     edge.live = edge.draining = edge.record_rows = edge.scan_slot = 0;
     edge.record_words = limits::STEP_HEADER_WORDS;
     edge.blocked_ns = 0;

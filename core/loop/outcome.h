@@ -1,0 +1,129 @@
+// The last part of an iteration: what a step means for its sequences. sample -> stop -> publish.
+//
+// defines: sample_task, stop, publish
+#pragma once
+
+#include <cstdint>
+
+#include "rows.h"
+#include "sampler.h"
+#include "state.h"
+#include "stop.h"
+
+namespace sublimate {
+
+// One row of the step's logits. all_logits: (task, vocabulary). Rows may be sampled on several
+// threads: each writes its own sample and uses its own lane of scratch.
+SUBLIMATE_HD inline void sample_task(LoopState& loop, const SamplerOps& ops,
+                                     const float* all_logits, int32_t task, int32_t lane) {
+    const Sequence& s = loop.sequences[loop.tasks[task].sequence];
+    const float* logits = all_logits + int64_t{task} * loop.config.vocabulary;
+    int32_t position = loop.tasks[task].position;
+    if (is_score(s.header)) {
+        score_row(ops, logits, loop.config.vocabulary, prompt(loop, s).at(position + 1),
+                  loop.samples[task]);
+        return;
+    }
+    const RegionView& view = loop.edges[s.edge].view;
+    const int32_t* words = view.slot_memory(s.header.slot);
+    bool masked = (s.header.flags & FLAG_MASKED) != 0;
+    SampleRequest request = {&s.header, bias_words(words, s.header),
+                             masked ? mask_bits(view, s.header.mask_slot) : nullptr,
+                             loop.config.vocabulary, position + 1};
+    auto history = [&loop, &s](int32_t at) { return loop.kv.token_at(s.table, at); };
+    sample_row(ops, logits, request, history, loop.scratch[lane], loop.samples[task]);
+}
+
+// ---- stop
+SUBLIMATE_HD inline void store_scores(LoopState& loop, const Sequence& s, int32_t first_task,
+                                      int32_t end_task) {
+    int32_t* words = loop.edges[s.edge].view.slot_memory(s.header.slot);
+    int32_t* scores = score_words(words, s.header);
+    scores[0] = 0;
+    scores[1] = -1;
+    for (int32_t t = first_task; t < end_task; t++) {
+        int32_t at = loop.tasks[t].position + (fault(Fault::score_off_by_one) ? 0 : 1);
+        scores[2 * at] = static_cast<int32_t>(float_bits(loop.samples[t].logprob));
+        scores[2 * at + 1] = loop.samples[t].ids[0];
+    }
+}
+
+SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, const Sample& sample) {
+    Sequence& s = loop.sequences[index];
+    Edge& edge = loop.edges[s.edge];
+    s.next_token = sample.token;
+    s.generated++;
+    edge.counters.generated_tokens++;
+    FinishReason why = stop_reason(s.header, sample.token, s.generated, loop.config.context_tokens);
+    TokenRow row = terminal_row(s, why);
+    row.flags = ROW_TOKEN | (why == FinishReason::none ? 0 : ROW_FINISHED);
+    row.token = sample.token;
+    row.logprob_bits = static_cast<int32_t>(float_bits(sample.logprob));
+    if (why != FinishReason::none) {
+        finish(loop, index, row, &sample);
+        return;
+    }
+    edge_add_row(edge, row, &sample);
+    if (s.state == State::prefill) move_to(s, State::decode);
+}
+
+// Commits what the step computed for one sequence, then says what follows from it.
+SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, int32_t first_task,
+                                 int32_t end_task, bool failed) {
+    Sequence& s = loop.sequences[index];
+    int32_t before = s.computed;
+    s.computed += rows;
+    if (failed) {
+        loop.edges[s.edge].counters.failed++;
+        finish(loop, index, terminal_row(s, FinishReason::failed), nullptr);
+        return;
+    }
+    int32_t ahead = fault(Fault::publish_before_computed) ? limits::PAGE_TOKENS - 1 : 0;
+    loop.kv.commit(s.table, before, s.computed + ahead);
+    if (is_score(s.header)) {
+        store_scores(loop, s, first_task, end_task);
+        if (s.computed == s.header.prompt_length)
+            finish(loop, index, terminal_row(s, FinishReason::scored), nullptr);
+        return;
+    }
+    if (s.computed < s.header.prompt_length) return;
+    if (s.header.token_budget == 0) {
+        finish(loop, index, terminal_row(s, FinishReason::budget), nullptr);
+        return;
+    }
+    accept_token(loop, index, loop.samples[first_task]);
+}
+
+SUBLIMATE_HD inline bool rows_succeeded(const LoopState& loop, int32_t first_task,
+                                        int32_t end_task) {
+    for (int32_t t = first_task; t < end_task; t++) {
+        if (loop.samples[t].token < 0) return false;
+    }
+    return true;
+}
+
+SUBLIMATE_HD inline void stop(LoopState& loop) {
+    int32_t task = 0;
+    bool poisoned = false;
+    for (int32_t i = 0; i < loop.plan->count; i++) {
+        int32_t index = planned_sequence(loop, i);
+        int32_t first = task;
+        while (task < loop.task_count && loop.tasks[task].sequence == index) task++;
+        poisoned |= !rows_succeeded(loop, first, task);
+        bool failed = !rows_succeeded(loop, first, task);
+        if (fault(Fault::nan_kills_neighbours)) failed = poisoned;
+        advance(loop, index, loop.plan->entries[i].rows, first, task, failed);
+    }
+}
+
+// ---- publish
+SUBLIMATE_HD inline void publish(LoopState& loop, int64_t now) {
+    RecordStamp stamp = {loop.step_count, now, loop.plan->rows, loop.bucket.id};
+    for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
+        Edge& edge = loop.edges[e];
+        if (edge.serving() && !edge_push(edge, stamp))
+            edge.damaged = true; // lost at the next begin
+    }
+}
+
+} // namespace sublimate

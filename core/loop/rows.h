@@ -1,0 +1,164 @@
+// The middle of an iteration: which rows run, and the step they make. schedule -> lay out.
+//
+// defines: mask_is_ready, add_candidate, planned_sequence, schedule_rows, lay_out_step
+#pragma once
+
+#include <cstdint>
+
+#include "schedule.h"
+#include "state.h"
+#include "step.h"
+
+namespace sublimate {
+
+// Whether the next generated token of the sequence may be sampled now.
+SUBLIMATE_HD inline bool mask_is_ready(const LoopState& loop, const Sequence& s) {
+    if ((s.header.flags & FLAG_MASKED) == 0 || is_score(s.header)) return true;
+    if (s.header.token_budget == 0) return true;
+    const RegionView& view = loop.edges[s.edge].view;
+    if (fault(Fault::stale_mask_used) && s.generated > 0) return true;
+    return mask_ready(view, s.header.mask_slot, static_cast<uint32_t>(s.generated));
+}
+
+SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
+    Sequence& s = loop.sequences[index];
+    Edge& edge = loop.edges[s.edge];
+    if (!edge.room) {
+        if (!edge.waited_for_room) edge.counters.ring_full_waits++;
+        edge.waited_for_room = true;
+        return;
+    }
+    int32_t prompt_left = s.header.prompt_length - s.computed;
+    bool in_prompt = prompt_left > 0;
+    if (in_prompt && s.computed % limits::PAGE_TOKENS == 0 && s.table.sharing &&
+        !is_score(s.header)) {
+        int32_t adopted = loop.kv.adopt(s.table, prompt(loop, s)) * limits::PAGE_TOKENS;
+        s.computed += adopted;
+        prompt_left -= adopted;
+        edge.counters.cached_tokens += static_cast<uint64_t>(adopted);
+    }
+    bool ready = mask_is_ready(loop, s);
+    int32_t rows = in_prompt ? prompt_left - (ready ? 0 : 1) : (ready ? 1 : 0);
+    if (rows <= 0) {
+        edge.counters.mask_waits++;
+        if (s.state != State::waiting_mask) move_to(s, State::waiting_mask);
+        return;
+    }
+    State next = in_prompt ? State::prefill : State::decode;
+    if (s.state == State::waiting_mask) move_to(s, next);
+    CHECK(s.state == next);
+    Candidate& c = loop.candidates[loop.candidate_count++];
+    c = {index,
+         s.header.profile,
+         !in_prompt,
+         is_score(s.header),
+         rows == prompt_left,
+         s.computed,
+         rows,
+         s.waited_steps,
+         s.arrival,
+         0};
+    if (in_prompt && !is_score(s.header))
+        c.page_hash = loop.kv.next_page_hash(s.table, prompt(loop, s), s.computed);
+}
+
+SUBLIMATE_HD inline int32_t planned_sequence(const LoopState& loop, int32_t entry) {
+    return loop.candidates[loop.plan->entries[entry].candidate].sequence;
+}
+
+SUBLIMATE_HD inline void age_candidates(LoopState& loop) {
+    for (int32_t i = 0; i < loop.candidate_count; i++)
+        loop.sequences[loop.candidates[i].sequence].waited_steps++;
+    for (int32_t i = 0; i < loop.plan->count; i++)
+        loop.sequences[planned_sequence(loop, i)].waited_steps = 0;
+    bool waits[limits::PRIORITIES_MAX] = {};
+    for (int32_t i = 0; i < loop.candidate_count; i++) {
+        if (!loop.candidates[i].decode) waits[loop.candidates[i].profile] = true;
+    }
+    for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++) {
+        bool served = (loop.plan->prefill_profiles >> p & 1) != 0;
+        loop.prefill_waited[p] = waits[p] && !served ? loop.prefill_waited[p] + 1 : 0;
+    }
+}
+
+SUBLIMATE_HD inline int32_t longest_context(const LoopState& loop) {
+    int32_t longest = 1;
+    for (int32_t i = 0; i < loop.plan->count; i++) {
+        int32_t end =
+            loop.sequences[planned_sequence(loop, i)].computed + loop.plan->entries[i].rows;
+        longest = end > longest ? end : longest;
+    }
+    return longest;
+}
+
+SUBLIMATE_HD inline void schedule_rows(LoopState& loop) {
+    loop.candidate_count = 0;
+    for (int32_t i = 0; i < loop.running_count; i++) add_candidate(loop, loop.running[i]);
+    ScheduleView view = {loop.candidates, loop.candidate_count, {}};
+    for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++)
+        view.prefill_waited[p] = loop.prefill_waited[p];
+    schedule(view, loop.config.policy, *loop.plan);
+    age_candidates(loop);
+    loop.bucket = {};
+    if (loop.plan->rows > 0) loop.bucket = choose_bucket(loop.plan->rows, longest_context(loop));
+    for (int32_t i = loop.admitted_first; i < loop.running_count; i++) {
+        const Sequence& s = loop.sequences[loop.running[i]];
+        edge_add_row(loop.edges[s.edge],
+                     {s.header.slot, s.header.generation, ROW_ADMITTED, s.cached_tokens, 0, 0,
+                      loop.bucket.rows, 0},
+                     nullptr);
+    }
+}
+
+// ---- step
+// Maps the rows of one sequence into the step and notes whose logits are wanted.
+SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, int32_t first_row,
+                                 int32_t segment) {
+    Sequence& s = loop.sequences[index];
+    const RequestHeader& h = s.header;
+    bool in_prompt = s.computed < h.prompt_length;
+    bool generated = !in_prompt || (is_score(h) && (h.flags & FLAG_SCORE_DECODE) != 0);
+    PromptTokens tokens = prompt(loop, s);
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t position = s.computed + i;
+        int32_t token = in_prompt ? tokens.at(position) : s.next_token;
+        if (fault(Fault::stale_next_token) && !in_prompt && s.generated == 3) token = 1;
+        loop.kv.append(s.table, position, token, generated);
+        loop.tokens[first_row + i] = token;
+        loop.positions[first_row + i] = position;
+        bool last = position == h.prompt_length - 1;
+        bool wanted = is_score(h) ? !last : (!in_prompt || (last && h.token_budget > 0));
+        if (!wanted) continue;
+        loop.logit_rows[loop.task_count] = first_row + i;
+        loop.tasks[loop.task_count++] = {index, position};
+    }
+    if (fault(Fault::off_by_one_position) && s.generated == 2)
+        loop.positions[first_row] = s.computed - 1;
+    loop.segments[segment] = {
+        s.table_row, first_row,       rows,
+        s.computed,  h.prompt_length, generated ? Arithmetic::generated : Arithmetic::prompt,
+        h.adapter,   h.tenant_low,    h.tenant_high};
+}
+
+// The step of the current plan. Pointers stay valid until the next one.
+SUBLIMATE_HD inline Step lay_out_step(LoopState& loop) {
+    int32_t rows = 0;
+    loop.task_count = 0;
+    for (int32_t i = 0; i < loop.plan->count; i++) {
+        lay_out(loop, planned_sequence(loop, i), loop.plan->entries[i].rows, rows, i);
+        rows += loop.plan->entries[i].rows;
+    }
+    Step step = {};
+    step.row_count = rows;
+    step.segment_count = loop.plan->count;
+    step.logit_row_count = loop.task_count;
+    step.page_table_stride = loop.pages_per_sequence;
+    step.tokens = loop.tokens;
+    step.positions = loop.positions;
+    step.segments = loop.segments;
+    step.logit_rows = loop.logit_rows;
+    step.page_tables = loop.page_tables;
+    return step;
+}
+
+} // namespace sublimate

@@ -1,0 +1,133 @@
+// Everything a loop knows, as one plain struct, and the few operations that more than one phase
+// needs: how a request ends, and how an edge ends.
+//
+// defines: LoopState, state_start, prompt, terminal_row, remove_from, set_free, finish, lose
+#pragma once
+
+#include <cstdint>
+
+#include "buckets.h"
+#include "edge.h"
+#include "kv.h"
+#include "memory.h"
+#include "sequence.h"
+#include "validate.h"
+
+namespace sublimate {
+
+struct LoopState : LoopMemory {
+    LoopConfig config = {};
+    KvCache kv = {};
+    Bucket bucket = {};        // of the current step
+    EdgeCounters retired = {}; // of edges that were detached
+    int64_t last_ns = 0;       // clock at the start of the iteration
+    int64_t last_step_ns = 0;  // clock when the last step ended
+    uint64_t busy_ns = 0;
+    uint64_t step_count = 0;
+    uint64_t iterations = 0;
+    uint64_t arrivals = 0;
+    uint64_t utilization_ppm = 0;
+    int32_t free_count = 0; // of free_sequences
+    int32_t queue_count = 0;
+    int32_t running_count = 0;
+    int32_t candidate_count = 0; // of the current step, as the following
+    int32_t task_count = 0;
+    int32_t admitted_first = 0; // running[admitted_first..] were admitted in this iteration
+    int32_t prefill_waited[limits::PRIORITIES_MAX] = {};
+    bool worked_before = false; // did the last iteration find work?
+};
+
+SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
+                                     const LoopMemory& memory, int64_t now_ns) {
+    static_cast<LoopMemory&>(loop) = memory;
+    loop.config = config;
+    loop.kv.start({config.pages, config.salt, config.hash_mask, config.share_generated,
+                   config.same_arithmetic},
+                  loop.pages, loop.hash_table);
+    loop.free_count = config.sequences_max + config.queue_max;
+    for (int32_t i = 0; i < loop.free_count; i++) {
+        loop.sequences[i] = {};
+        loop.free_sequences[i] = loop.free_count - 1 - i;
+    }
+    for (int32_t i = 0; i < config.sequences_max; i++)
+        loop.free_rows[i] = config.sequences_max - 1 - i;
+    loop.plan->count = loop.plan->rows = 0;
+    loop.last_ns = now_ns;
+}
+
+SUBLIMATE_HD inline PromptTokens prompt(const LoopState& loop, const Sequence& s) {
+    return prompt_tokens(loop.edges[s.edge].view.slot_memory(s.header.slot), s.header,
+                         loop.config.vocabulary);
+}
+
+SUBLIMATE_HD inline TokenRow terminal_row(const Sequence& s, FinishReason why) {
+    return {
+        s.header.slot, s.header.generation, ROW_FINISHED, 0, 0, static_cast<int32_t>(why), 0, 0};
+}
+
+SUBLIMATE_HD inline void remove_from(int32_t* list, int32_t& count, int32_t index) {
+    int32_t at = 0;
+    while (at < count && list[at] != index) at++;
+    CHECK_BECAUSE(at < count, "a sequence is not in its list");
+    for (; at + 1 < count; at++) list[at] = list[at + 1];
+    count--;
+}
+
+SUBLIMATE_HD inline void set_free(LoopState& loop, int32_t index) {
+    Sequence& s = loop.sequences[index];
+    move_to(s, State::free);
+    loop.edges[s.edge].live--;
+    loop.free_sequences[loop.free_count++] = index;
+}
+
+// Gives pages back at once; the terminal row leaves with this iteration, or waits for room.
+SUBLIMATE_HD inline void finish(LoopState& loop, int32_t index, const TokenRow& row,
+                                const Sample* sample) {
+    Sequence& s = loop.sequences[index];
+    Edge& edge = loop.edges[s.edge];
+    if (s.state == State::queued) {
+        remove_from(loop.queue, loop.queue_count, index);
+    } else {
+        bool forget = row.reason == static_cast<int32_t>(FinishReason::failed);
+        if (!fault(Fault::detach_keeps_pages) || !edge.lost) loop.kv.release(s.table, forget);
+        remove_from(loop.running, loop.running_count, index);
+        loop.free_rows[loop.config.sequences_max - 1 - loop.running_count] = s.table_row;
+    }
+    bool room = edge.room;
+    if (fault(Fault::ring_full_drop) && !room) {
+        set_free(loop, index);
+    } else if (edge.lost) {
+        set_free(loop, index);
+    } else if (room) {
+        bool skip = fault(Fault::missing_terminal) &&
+                    row.reason == static_cast<int32_t>(FinishReason::cancelled);
+        if (!skip) edge_add_row(edge, row, sample);
+        if (fault(Fault::double_terminal)) edge_add_row(edge, row, sample);
+        set_free(loop, index);
+    } else {
+        move_to(s, State::draining);
+        s.terminal = row;
+        edge.draining++;
+    }
+}
+
+// The edge reads nothing any more, or broke its ring: all its requests end without rows.
+SUBLIMATE_HD inline void lose(LoopState& loop, int32_t e) {
+    Edge& edge = loop.edges[e];
+    edge.lost = true;
+    edge.room = false;
+    edge.record_rows = 0;
+    edge.record_words = limits::STEP_HEADER_WORDS;
+    for (int32_t i = 0; i < loop.config.sequences_max + loop.config.queue_max; i++) {
+        Sequence& s = loop.sequences[i];
+        if (s.state == State::free || s.edge != e) continue;
+        if (s.state == State::draining) {
+            edge.draining--;
+            set_free(loop, i);
+        } else {
+            finish(loop, i, terminal_row(s, FinishReason::cancelled), nullptr);
+        }
+    }
+}
+
+} // namespace sublimate
