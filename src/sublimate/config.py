@@ -27,6 +27,7 @@ QUEUE_MAX = 384
 
 PORT_MAX = 65535
 THREADS_MAX = 1024
+ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
 QUEUE_DEFAULT = 256
 DRAIN_SECONDS_MAX = 86_400
@@ -52,7 +53,8 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
         Meta(description="Overrides the model's RoPE scaling."),
     ] = ""
     rope_factor: Annotated[
-        float, Meta(ge=0, description="RoPE scaling factor; 0 takes the model's.")
+        float,
+        Meta(ge=0, le=ROPE_FACTOR_MAX, description="RoPE scaling factor; 0 takes the model's."),
     ] = 0.0
     exact: Annotated[
         bool, Meta(description="fp32 weights and arithmetic: slower, nearest to the reference.")
@@ -358,7 +360,8 @@ def _from_environment(
             continue
         field = known.get(variable)
         if field is None:
-            hint = nearest(variable, known)
+            # Compared without the prefix, which would make any two of them alike.
+            hint = nearest(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), FIELDS)
             if hint:
                 notes.append(f"The variable {variable} is no setting and was ignored.{hint}")
         elif field.name == "port" and text.startswith("tcp://"):

@@ -8,6 +8,7 @@ defines: Target, Exchange, exchange, body_events
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import Iterator
@@ -87,7 +88,9 @@ async def exchange(
     finally:
         result.ended_seconds = time.perf_counter()
         if writer is not None:
-            writer.close()
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
     return result
 
 

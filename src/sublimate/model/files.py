@@ -123,8 +123,10 @@ def _is_verified(path: Path, known: KnownModel, progress: Progress | None) -> bo
     """True if the file is there with the right hash. A changed file is hashed anew."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     expected = _Verified(
         size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=known.sha256
     )
