@@ -13,6 +13,21 @@
 
 namespace sublimate {
 
+// A copy of a constant array for use inside a function that also compiles for a device: device code cannot
+// read a host constant array by a run-time index, but a local constant it can.
+//   constexpr auto words = constant_table(limits::SLOT_WORDS);  ... words.at[i] ...
+template <class T, int N>
+struct ConstantTable {
+    T at[N];
+};
+
+template <class T, int N>
+SUBLIMATE_HD constexpr ConstantTable<T, N> constant_table(const T (&values)[N]) {
+    ConstantTable<T, N> table = {};
+    for (int i = 0; i < N; i++) table.at[i] = values[i];
+    return table;
+}
+
 // Cold and out of line, so that a CHECK costs one compare and one never-taken branch.
 [[noreturn]] inline SUBLIMATE_HD void check_failed(const char* file, int line, const char* text,
                                                    const char* why) {

@@ -106,7 +106,7 @@ struct StepRecord {
 };
 
 // Words that a request needs in its slot.
-constexpr int64_t request_words(int64_t prompt_length, int64_t logit_bias_count, bool score) {
+SUBLIMATE_HD constexpr int64_t request_words(int64_t prompt_length, int64_t logit_bias_count, bool score) {
     return REQUEST_HEADER_WORDS + prompt_length * (score ? 3 : 1) + 2 * logit_bias_count;
 }
 

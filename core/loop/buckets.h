@@ -29,11 +29,13 @@ struct Bucket {
 SUBLIMATE_HD inline Bucket choose_bucket(int32_t rows, int32_t context_tokens) {
     CHECK(rows >= 1 && rows <= limits::STEP_ROWS_MAX);
     CHECK(context_tokens >= 1 && context_tokens <= limits::CONTEXT_TOKENS_MAX);
+    constexpr auto row_table = constant_table(ROW_BUCKETS);
+    constexpr auto context_table = constant_table(CONTEXT_BUCKETS);
     int32_t row = 0;
-    while (ROW_BUCKETS[row] < rows) row++;
+    while (row_table.at[row] < rows) row++;
     int32_t context = 0;
-    while (CONTEXT_BUCKETS[context] < context_tokens) context++;
-    return {row * CONTEXT_BUCKET_COUNT + context, ROW_BUCKETS[row], CONTEXT_BUCKETS[context]};
+    while (context_table.at[context] < context_tokens) context++;
+    return {row * CONTEXT_BUCKET_COUNT + context, row_table.at[row], context_table.at[context]};
 }
 
 } // namespace sublimate

@@ -32,7 +32,8 @@ constexpr uint32_t TRANSITIONS[STATES] = {
 };
 
 SUBLIMATE_HD constexpr bool transition_allowed(State from, State to) {
-    return (TRANSITIONS[static_cast<int32_t>(from)] >> static_cast<int32_t>(to) & 1u) != 0;
+    constexpr auto table = constant_table(TRANSITIONS);
+    return (table.at[static_cast<int32_t>(from)] >> static_cast<int32_t>(to) & 1u) != 0;
 }
 
 struct Sequence {

@@ -19,6 +19,8 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
+#include <climits> // libcu++ 13.0 uses CHAR_BIT without including it
+
 #include <cuda/atomic>
 #endif
 
@@ -163,14 +165,15 @@ struct SlotPlace {
 
 // slot in [0, SLOTS_MAX).
 SUBLIMATE_HD inline SlotPlace slot_place(int32_t slot) {
+    constexpr auto words = constant_table(limits::SLOT_WORDS);
+    constexpr auto counts = constant_table(limits::SLOT_COUNTS);
     int64_t offset = 0;
     int32_t first = 0;
     for (int32_t c = 0; c < limits::SLOT_CLASSES; c++) {
-        constexpr auto& words = limits::SLOT_WORDS;
-        if (slot < first + limits::SLOT_COUNTS[c])
-            return {offset + int64_t{words[c]} * (slot - first), words[c]};
-        offset += int64_t{words[c]} * limits::SLOT_COUNTS[c];
-        first += limits::SLOT_COUNTS[c];
+        if (slot < first + counts.at[c])
+            return {offset + int64_t{words.at[c]} * (slot - first), words.at[c]};
+        offset += int64_t{words.at[c]} * counts.at[c];
+        first += counts.at[c];
     }
     CHECK_BECAUSE(false, "slot out of range");
     return {0, 0};

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Compiles the core headers for CUDA (sm_90a, to an object). Without nvcc it says so and succeeds: the machine
+# that has no CUDA cannot check this, and CI on one that has does.
+# usage: tests/cuda/compile.sh [output folder]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$(mktemp -d)}
+if ! command -v nvcc >/dev/null 2>&1; then
+    echo "skipped: nvcc is not installed"
+    exit 0
+fi
+mkdir -p "$out"
+nvcc -std=c++20 -arch=sm_90a -Werror all-warnings -c "$here/core_headers.cu" \
+    -o "$out/core_headers.o"
+echo "compiled: $out/core_headers.o"
