@@ -19,7 +19,8 @@
 //   loop_stats.h   figures for /metrics
 //   fault.h        planted bugs for the simulator
 //
-// concept Clock: int64_t now_ns(), monotonic. concept Model: see step.h.
+// concept Clock: int64_t now_ns(), monotonic; optionally void published(), called after each publish
+// so that the host can wake sleeping edges. concept Model: see step.h.
 //
 // defines: Loop
 #pragma once
@@ -55,11 +56,13 @@ public:
         worked |= admit(state_);
         schedule_rows(state_);
         publish(state_, clock_.now_ns()); // admissions leave before the step is computed
+        ring();
         if (state_.plan->rows > 0) {
             step();
             sample();
             stop(state_);
             publish(state_, clock_.now_ns());
+            ring();
             worked = true;
         }
         end_iteration(state_, worked);
@@ -116,6 +119,11 @@ public:
     }
 
 private:
+    // Wakes edges that sleep while their ring holds records, where the clock's owner can do that.
+    void ring() {
+        if constexpr (requires { clock_.published(); }) clock_.published();
+    }
+
     void step() {
         Step step = lay_out_step(state_);
         int64_t begin_ns = clock_.now_ns();
