@@ -1,0 +1,105 @@
+// Python's view of the resident loop: LoopEngine. See _core.pyi for the contract.
+//
+// defines: with_model, with_script, engine_stats, bind_engine
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../engine/engine.h"
+#include "../ring/region.h"
+#include "bindings.h"
+#include "stats.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sublimate {
+
+namespace {
+
+using Script = std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>;
+
+std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model) {
+    return make_model_engine(std::move(model), DEFAULT_POLICY);
+}
+
+void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
+    for (int32_t id : ids) {
+        if (id < 0 || id >= vocabulary)
+            throw CoreError("script: token id " + std::to_string(id) + " is not in [0, " +
+                            std::to_string(vocabulary) + ")");
+    }
+}
+
+std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
+                                    int32_t context_length, int32_t kv_pages, int32_t stop_token,
+                                    int32_t step_delay_us, int32_t prefill_delay_us_per_token) {
+    if (vocabulary < 1 || vocabulary > limits::VOCABULARY_MAX)
+        throw CoreError("vocabulary: not in [1, VOCABULARY_MAX]");
+    if (context_length < 1 || context_length > limits::CONTEXT_TOKENS_MAX)
+        throw CoreError("context_length: not in [1, CONTEXT_TOKENS_MAX]");
+    if (kv_pages < 1) throw CoreError("kv_pages: must be at least 1");
+    if (step_delay_us < 0 || prefill_delay_us_per_token < 0)
+        throw CoreError("a delay must not be negative");
+    check_ids({stop_token}, vocabulary);
+    std::vector<ScriptLine> lines;
+    for (const auto& [match, answer] : script) {
+        check_ids(match, vocabulary);
+        check_ids(answer, vocabulary);
+        lines.push_back({match, answer});
+    }
+    ScriptOptions options;
+    options.vocabulary = vocabulary;
+    options.context_length = context_length;
+    options.kv_pages = kv_pages;
+    options.stop_token = stop_token;
+    options.step_delay_us = step_delay_us;
+    options.prefill_delay_us_per_token = prefill_delay_us_per_token;
+    return make_scripted_engine(std::move(lines), options, DEFAULT_POLICY);
+}
+
+// A Python Region owned by Python, held by the engine for as long as it is attached.
+int32_t attach(Engine& engine, std::shared_ptr<Region> region) {
+    nb::gil_scoped_release released;
+    int32_t edge = engine.attach(std::move(region));
+    if (edge < 0)
+        throw CoreError("the engine serves EDGES_MAX edges already; detach one before attaching");
+    return edge;
+}
+
+} // namespace
+
+void bind_engine(nb::module_& m) {
+    using release = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<Engine>(m, "LoopEngine")
+        .def_static("with_model", &with_model, "model"_a)
+        .def_static("with_script", &with_script, "script"_a, nb::kw_only(), "vocabulary"_a,
+                    "context_length"_a = 8192, "kv_pages"_a = 4096, "stop_token"_a = 2,
+                    "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0)
+        .def("attach", &attach, "region"_a)
+        .def("detach", &Engine::detach, "edge"_a, release())
+        .def("run", &Engine::run, release())
+        .def("stop", &Engine::stop)
+        .def("warm_up", &Engine::warm_up, release())
+        .def("stats",
+             [](Engine& engine) {
+                 StatsPage page;
+                 {
+                     nb::gil_scoped_release released;
+                     page = engine.stats();
+                 }
+                 return stats_dict(page);
+             })
+        .def("audit", &Engine::audit, release());
+}
+
+} // namespace sublimate

@@ -1,0 +1,212 @@
+#include "engine.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+namespace sublimate {
+
+namespace {
+
+// With requests in flight that nothing but a late mask or a slow reader can move, look again this
+// often.
+constexpr int BLOCKED_POLL_MS = 2;
+constexpr int FOREVER_MS = -1;
+
+void ring(int fd) {
+    uint64_t one = 1;
+    // EAGAIN means that the counter is already far from zero: the sleeper wakes all the same.
+    ssize_t written = write(fd, &one, sizeof(one));
+    static_cast<void>(written);
+}
+
+void drain(int fd) {
+    uint64_t count = 0;
+    ssize_t got = read(fd, &count, sizeof(count));
+    static_cast<void>(got);
+}
+
+// From the loop's side of the token ring.
+bool tokens_pending_for_edge(const RegionView& view) {
+    return view.control->token_tail != load_acquire(&view.control->token_head);
+}
+
+} // namespace
+
+int64_t monotonic_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+Engine::Engine() {
+    control_bell_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    CHECK_BECAUSE(control_bell_ >= 0, "eventfd: the process is out of descriptors");
+    commands_.reserve(limits::EDGES_MAX);
+}
+
+Engine::~Engine() {
+    close(control_bell_);
+}
+
+void Engine::set_loop(std::unique_ptr<EngineLoop> loop) {
+    loop_ = std::move(loop);
+}
+
+// ---- commands from other threads
+// --------------------------------------------------------------------------
+int32_t Engine::attach(std::shared_ptr<Region> region) {
+    int32_t edge = 0;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        while (edge < limits::EDGES_MAX && taken_[edge]) edge++;
+        if (edge == limits::EDGES_MAX) return -1;
+        taken_[edge] = true;
+    }
+    submit_command({Command::Kind::attach, edge, std::move(region)});
+    return edge;
+}
+
+void Engine::detach(int32_t edge) {
+    CHECK(edge >= 0 && edge < limits::EDGES_MAX);
+    submit_command({Command::Kind::detach, edge, nullptr});
+    std::lock_guard<std::mutex> lock(mutex_);
+    taken_[edge] = false;
+}
+
+std::string Engine::audit() {
+    submit_command({Command::Kind::inspect, 0, nullptr});
+    std::lock_guard<std::mutex> lock(mutex_);
+    return audit_;
+}
+
+StatsPage Engine::stats() {
+    submit_command({Command::Kind::inspect, 0, nullptr});
+    std::lock_guard<std::mutex> lock(mutex_);
+    return stats_;
+}
+
+void Engine::submit_command(Command command) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!running_) {
+        apply(command);
+        return;
+    }
+    commands_.push_back(std::move(command));
+    uint64_t mine = ++submitted_;
+    commands_pending_.store(true, std::memory_order_release);
+    ring(control_bell_);
+    applied_.wait(lock, [&] { return done_ >= mine || !running_; });
+    if (done_ < mine) apply_locked(); // the loop stopped before it saw the command
+}
+
+// mutex_ held.
+void Engine::apply(const Command& command) {
+    switch (command.kind) {
+    case Command::Kind::attach:
+        regions_[command.edge] = command.region;
+        loop_->attach(command.edge, command.region->view());
+        break;
+    case Command::Kind::detach:
+        if (!regions_[command.edge]) break;
+        loop_->detach(command.edge);
+        regions_[command.edge].reset();
+        break;
+    case Command::Kind::inspect:
+        stats_ = loop_->stats();
+        audit_ = loop_->audit();
+        break;
+    }
+}
+
+// mutex_ held.
+void Engine::apply_locked() {
+    for (const Command& command : commands_) apply(command);
+    done_ += commands_.size();
+    commands_.clear();
+    commands_pending_.store(false, std::memory_order_release);
+    applied_.notify_all();
+}
+
+// ---- the loop's thread
+// ----------------------------------------------------------------------------------------
+void Engine::run() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        CHECK_BECAUSE(!running_, "two threads run one engine");
+        running_ = true;
+    }
+    while (!stopping_.load(std::memory_order_acquire)) {
+        if (commands_pending_.load(std::memory_order_acquire)) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            apply_locked();
+        }
+        beat();
+        if (!loop_->run_once()) sleep_until_work();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    running_ = false;
+    stopping_.store(false, std::memory_order_release);
+    apply_locked();
+}
+
+void Engine::stop() {
+    stopping_.store(true, std::memory_order_release);
+    ring(control_bell_);
+}
+
+void Engine::warm_up() {
+    loop_->warm_up();
+}
+
+void Engine::beat() {
+    auto now = static_cast<uint64_t>(monotonic_ns());
+    for (auto& region : regions_)
+        if (region) store_release(&region->view().control->engine_heartbeat_ns, now);
+}
+
+bool Engine::submissions_pending() const {
+    for (const auto& region : regions_)
+        if (region && submission_pending(region->view())) return true;
+    return false;
+}
+
+// A short spin only where a core is spare: on a machine whose cores all compute, spinning would
+// take the time of the edge that is about to ring.
+void Engine::sleep_until_work() {
+    static const bool spare_core = std::thread::hardware_concurrency() > 2;
+    for (int32_t i = 0; spare_core && i < limits::SPIN_ROUNDS; i++) {
+        if (submissions_pending() || commands_pending_.load(std::memory_order_acquire)) return;
+        __builtin_ia32_pause();
+    }
+    pollfd waits[limits::EDGES_MAX + 1];
+    nfds_t count = 0;
+    waits[count++] = {control_bell_, POLLIN, 0};
+    for (auto& region : regions_) {
+        if (!region) continue;
+        sleep_announce(&region->view().control->engine_sleeping);
+        waits[count++] = {region->bell_fd(Bell::submission), POLLIN, 0};
+    }
+    bool work = submissions_pending() || commands_pending_.load(std::memory_order_acquire) ||
+                stopping_.load(std::memory_order_acquire);
+    if (!work) poll(waits, count, loop_->has_requests() ? BLOCKED_POLL_MS : FOREVER_MS);
+    for (auto& region : regions_) {
+        if (!region) continue;
+        sleep_end(&region->view().control->engine_sleeping);
+        region->clear_bell(Bell::submission);
+    }
+    drain(control_bell_);
+}
+
+void Engine::published() {
+    for (const auto& region : regions_) {
+        if (!region || !tokens_pending_for_edge(region->view())) continue;
+        if (sleep_announced(&region->view().control->edge_sleeping)) region->ring_bell(Bell::token);
+    }
+}
+
+} // namespace sublimate
