@@ -1,5 +1,5 @@
-// A main for fuzz targets without libFuzzer: runs every file of the given folders once. With a sanitizer build this
-// makes a regression test of the corpus under any compiler.
+// A main for fuzz targets without libFuzzer: runs every file of the given folders once. With a
+// sanitizer build this makes a regression test of the corpus under any compiler.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
