@@ -75,8 +75,7 @@ asan tsan: .venv/stamp-environment
 	SUBLIMATE_BUILD=build/$@ $(BIN)/python -m pytest -q tests/cpp tests/sim $(ARGS)
 
 cuda:
-	mkdir -p build
-	nvcc -arch=sm_90a -std=c++20 -I. -c tests/cpp/device_compile.cu -o build/device_compile.o
+	tests/cuda/compile.sh
 
 clean:
 	rm -rf .venv build
