@@ -80,6 +80,10 @@ const Ops* table(Isa isa) {
     switch (isa) {
     case Isa::ref:
         return &REF_OPS;
+    case Isa::portable:
+        return &PORTABLE_OPS;
+    case Isa::avx2:
+        return &AVX2_OPS;
     case Isa::avx512:
         return &AVX512_OPS;
     default:

@@ -20,7 +20,8 @@ struct Dot {
     struct Bytes {
         static constexpr int64_t BYTES = 512;
     };
-    using Decoded = Bytes;
+    template <class GroupKind>
+    using DecodedOf = Bytes;
 
     INLINE static __m512i load_chunk(const std::byte* at) { return _mm512_loadu_si512(at); }
     INLINE static __m512i broadcast(const int8_t* at) {

@@ -32,7 +32,7 @@ struct LanesBits {
 
 INLINE Lanes splat(float value) {
     Lanes r;
-    for (int32_t i = 0; i < PARTS; ++i) r.part[i] = Part{} + value;
+    for (int32_t i = 0; i < PARTS; ++i) r.part[i] = part_splat(value);
     return r;
 }
 INLINE LanesBits splat_bits(uint32_t value) {

@@ -17,6 +17,7 @@ using PartSigned = int32_t __attribute__((vector_size(32)));
 using PartWide = uint64_t __attribute__((vector_size(32)));
 constexpr int32_t PARTS = 2;
 
+INLINE Part part_splat(float value) { return _mm256_set1_ps(value); }
 INLINE Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
 // The low half of every 64-bit lane times a factor.
 INLINE PartWide part_multiply(PartWide a, uint32_t factor) {

@@ -17,6 +17,7 @@ using PartSigned = int32_t __attribute__((vector_size(64)));
 using PartWide = uint64_t __attribute__((vector_size(64)));
 constexpr int32_t PARTS = 1;
 
+INLINE Part part_splat(float value) { return _mm512_set1_ps(value); }
 INLINE Part fma_part(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
 // The low half of every 64-bit lane times a factor.
 INLINE PartWide part_multiply(PartWide a, uint32_t factor) {

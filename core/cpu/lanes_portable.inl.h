@@ -19,6 +19,7 @@ using PairBits = uint64_t __attribute__((vector_size(16)));
 using PartWide = uint64_t __attribute__((vector_size(16)));
 constexpr int32_t PARTS = 4;
 
+INLINE Part part_splat(float value) { return Part{value, value, value, value}; }
 // a * b + c rounded once to float. The product of two floats is exact in double. The sum is rounded to odd
 // there (Boldo and Melquiond 2008): its error term (Knuth's two-sum) moves an even last bit towards the true
 // value, so that the second rounding, to float, sees on which side of a tie the true sum lies.

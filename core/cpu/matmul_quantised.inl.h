@@ -63,17 +63,17 @@ struct DirectSource {
 };
 
 // The same, decoded: whatever Dot likes best, and the scales as floats.
+template <class Decoded>
 struct DecodedPanel {
-    alignas(64) std::byte groups[CHUNK_GROUPS * Dot::Decoded::BYTES];
+    alignas(64) std::byte groups[CHUNK_GROUPS * Decoded::BYTES];
     alignas(64) float scales[CHUNK_GROUPS * PANEL_ROWS];
     alignas(64) float minima[CHUNK_GROUPS * PANEL_ROWS];
 };
+template <class Decoded>
 struct DecodedSource {
-    const DecodedPanel* panel;
+    const DecodedPanel<Decoded>* panel;
 
-    INLINE const std::byte* group(int32_t g) const {
-        return panel->groups + g * Dot::Decoded::BYTES;
-    }
+    INLINE const std::byte* group(int32_t g) const { return panel->groups + g * Decoded::BYTES; }
     INLINE Lanes scale(int32_t g) const { return load(panel->scales + g * PANEL_ROWS); }
     INLINE Lanes minimum(int32_t g) const { return load(panel->minima + g * PANEL_ROWS); }
 };
@@ -190,21 +190,23 @@ void direct_panels(const MatmulCall& call, int32_t row, int32_t panel_begin, int
 
 // ---- many rows ----------------------------------------------------------------------------------------------
 
-template <class GroupKind, bool AFFINE>
-INLINE void decode_chunk(const PanelView& view, int32_t first, int32_t count, DecodedPanel& to) {
+template <class GroupKind, bool AFFINE, class Decoded>
+INLINE void decode_chunk(const PanelView& view, int32_t first, int32_t count,
+                         DecodedPanel<Decoded>& to) {
     for (int32_t g = 0; g < count; ++g) {
         Dot::template decode<GroupKind>(view.groups + (first + g) * GroupKind::BYTES,
-                                        to.groups + g * Dot::Decoded::BYTES);
+                                        to.groups + g * Decoded::BYTES);
         const int64_t from = (int64_t{first} + g) * PANEL_ROWS;
         store(to.scales + g * PANEL_ROWS, load_half(view.scales + from));
         if (AFFINE) store(to.minima + g * PANEL_ROWS, load_half(view.minima + from));
     }
 }
 
-template <bool AFFINE, int32_t ROWS, int32_t PANELS>
-INLINE void decoded_block(const MatmulCall& call, const DecodedPanel* panels, int32_t row,
-                          int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
-    DecodedSource source[PANELS];
+template <class Decoded, bool AFFINE, int32_t ROWS, int32_t PANELS>
+INLINE void decoded_block(const MatmulCall& call, const DecodedPanel<Decoded>* panels,
+                          int32_t row, int32_t panel, int32_t first, int32_t count,
+                          Ahead& ahead) {
+    DecodedSource<Decoded> source[PANELS];
     for (int32_t p = 0; p < PANELS; ++p) source[p] = {panels + p};
     Lanes acc[ROWS][PANELS];
     for (int32_t r = 0; r < ROWS; ++r) {
@@ -217,7 +219,7 @@ INLINE void decoded_block(const MatmulCall& call, const DecodedPanel* panels, in
     }
     RowChunk<ROWS> rows;
     prepare_rows<ROWS, AFFINE>(rows, call.x, call.matrix.offset, row, first, count);
-    run_chunk<typename Dot::Decoded, AFFINE, ROWS, PANELS>(acc, source, rows, 0, count, ahead);
+    run_chunk<Decoded, AFFINE, ROWS, PANELS>(acc, source, rows, 0, count, ahead);
     for (int32_t r = 0; r < ROWS; ++r) {
         for (int32_t p = 0; p < PANELS; ++p) {
             store_outputs(call.outputs(row + r, panel + p), acc[r][p],
@@ -227,20 +229,22 @@ INLINE void decoded_block(const MatmulCall& call, const DecodedPanel* panels, in
 }
 
 // The rows that do not fill a block.
-template <bool AFFINE, int32_t ROWS, int32_t PANELS>
-void decoded_rest(const MatmulCall& call, const DecodedPanel* panels, int32_t row, int32_t rows,
-                  int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
+template <class Decoded, bool AFFINE, int32_t ROWS, int32_t PANELS>
+void decoded_rest(const MatmulCall& call, const DecodedPanel<Decoded>* panels, int32_t row,
+                  int32_t rows, int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
     if (rows == ROWS) {
-        decoded_block<AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count, ahead);
+        decoded_block<Decoded, AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count,
+                                                     ahead);
     } else if constexpr (ROWS > 1) {
-        decoded_rest<AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first, count,
-                                               ahead);
+        decoded_rest<Decoded, AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first,
+                                                        count, ahead);
     }
 }
 
 template <class GroupKind, bool AFFINE, int32_t PANELS>
 void decoded_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, int32_t panel) {
-    DecodedPanel panels[PANELS];
+    using Decoded = typename Dot::template DecodedOf<GroupKind>;
+    DecodedPanel<Decoded> panels[PANELS];
     const int32_t groups = call.matrix.columns / GROUP_COLUMNS;
     const int64_t lines = call.matrix.panel_bytes * PANELS / limits::CACHE_LINE_BYTES;
     const int64_t visits = int64_t{groups} * ((row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS);
@@ -254,12 +258,12 @@ void decoded_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, 
         }
         int32_t row = row_begin;
         for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
-            decoded_block<AFFINE, Dot::ROWS, PANELS>(call, panels, row, panel, first, count,
-                                                     ahead);
+            decoded_block<Decoded, AFFINE, Dot::ROWS, PANELS>(call, panels, row, panel, first,
+                                                              count, ahead);
         }
         if (row < row_end) {
-            decoded_rest<AFFINE, Dot::ROWS, PANELS>(call, panels, row, row_end - row, panel,
-                                                    first, count, ahead);
+            decoded_rest<Decoded, AFFINE, Dot::ROWS, PANELS>(call, panels, row, row_end - row,
+                                                             panel, first, count, ahead);
         }
     }
 }

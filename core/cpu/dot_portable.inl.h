@@ -1,0 +1,119 @@
+// Exact int32 sums of one group in 16-bit lanes, which every 64-bit machine multiplies. A 32-bit lane holds four
+// columns of one output: its even and its odd bytes are pairs of 16-bit numbers. Products of nibbles fit: the 16
+// that a lane collects over a group sum to 16 * 15 * 128 = 30,720 at most. A byte is low + 16 * high, two sums.
+//
+// defines: Dot
+#pragma once
+
+#include "lanes_portable.inl.h"
+
+#include <type_traits>
+
+namespace sublimate::cpu {
+namespace {
+
+using Words = int16_t __attribute__((vector_size(16)));
+
+struct Dot {
+    static constexpr int32_t ROWS = 2;  // of a block with decoded panels
+    static constexpr int32_t PANELS = 1;
+    static constexpr int32_t ROWS_DIRECT = 1;
+    static constexpr int32_t CHUNKS = 8;          // of four columns
+    static constexpr uint32_t EVEN_BYTES = 0x00ff00ffu;
+    static constexpr uint32_t NIBBLES_OF_BYTES = 0x0f0f0f0fu;
+    static constexpr int64_t PLANE_BYTES = 1024;  // nibbles of a group as 16-bit numbers
+
+    struct Nibbles {
+        static constexpr int64_t BYTES = 256;
+        static constexpr int32_t PLANES = 1;
+    };
+    struct Bytes {
+        static constexpr int64_t BYTES = 512;
+        static constexpr int32_t PLANES = 2;
+    };
+    template <class GroupKind>
+    struct Decoded {  // (plane, chunk, even or odd, part): low nibbles, then high ones
+        static constexpr int64_t BYTES = GroupKind::PLANES * PLANE_BYTES;
+        static constexpr int32_t PLANES = GroupKind::PLANES;
+    };
+    template <class GroupKind>
+    using DecodedOf = Decoded<GroupKind>;
+
+    INLINE static void store_words(std::byte* to, int32_t chunk, LanesBits nibbles) {
+        const LanesBits even = splat_bits(EVEN_BYTES);
+        store_bits(to + chunk * 128, nibbles & even);
+        store_bits(to + chunk * 128 + 64, shift_right(nibbles, 8) & even);
+    }
+
+    template <class GroupKind>
+    INLINE static void decode(const std::byte* from, std::byte* to) {
+        const LanesBits nibbles = splat_bits(NIBBLES_OF_BYTES);
+        constexpr bool TWO_PLANES = std::is_same_v<GroupKind, Bytes>;
+        constexpr int32_t CHUNKS_READ = TWO_PLANES ? CHUNKS : CHUNKS / 2;
+        for (int32_t c = 0; c < CHUNKS_READ; ++c) {
+            const LanesBits both = load_bits(from + c * 64);
+            const LanesBits high = shift_right(both, 4) & nibbles;
+            store_words(to, c, both & nibbles);
+            if (TWO_PLANES) store_words(to + PLANE_BYTES, c, high);
+            if (!TWO_PLANES) store_words(to, c + CHUNKS / 2, high);
+        }
+    }
+
+    // Activations 0 and 2 of a chunk, or 1 and 3, as the two 16-bit halves of every lane.
+    INLINE static Words pair_of(const int8_t* x) {
+        const uint32_t low = static_cast<uint16_t>(int16_t{x[0]});
+        const uint32_t high = static_cast<uint32_t>(static_cast<uint16_t>(int16_t{x[2]})) << 16;
+        return reinterpret_cast<Words>(PartBits{} + (low | high));
+    }
+
+    // The sums of one plane of nibbles, both halves of each lane added.
+    template <int32_t ROWS_NOW>
+    INLINE static void run_plane(const std::byte* plane, const int8_t* const (&x)[ROWS_NOW],
+                                 int32_t first, int32_t factor_bits,
+                                 LanesBits (&sums)[ROWS_NOW][1]) {
+        Words acc[ROWS_NOW][PARTS] = {};
+        for (int32_t c = 0; c < CHUNKS; ++c) {
+            for (int32_t r = 0; r < ROWS_NOW; ++r) {
+                const Words even = pair_of(x[r] + first + c * 4);
+                const Words odd = pair_of(x[r] + first + c * 4 + 1);
+                for (int32_t i = 0; i < PARTS; ++i) {
+                    Words w[2];
+                    __builtin_memcpy(&w[0], plane + c * 128 + i * 16, 16);
+                    __builtin_memcpy(&w[1], plane + c * 128 + 64 + i * 16, 16);
+                    acc[r][i] += w[0] * even;
+                    acc[r][i] += w[1] * odd;
+                }
+            }
+        }
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            for (int32_t i = 0; i < PARTS; ++i) {
+                const PartSigned both = reinterpret_cast<PartSigned>(acc[r][i]);
+                const PartSigned low = reinterpret_cast<PartSigned>(
+                    reinterpret_cast<PartBits>(both) << 16) >> 16;
+                const auto sum = reinterpret_cast<PartBits>(low + (both >> 16));
+                sums[r][0].part[i] += sum << factor_bits;
+            }
+        }
+    }
+
+    // weights: the group of the panel; x: the rows' first group; g: which group of theirs.
+    template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
+                           const int8_t* const (&x)[ROWS_NOW], int32_t g,
+                           LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
+        static_assert(PANELS_NOW == 1);
+        for (auto& row : sums) row[0] = splat_bits(0);
+        alignas(64) std::byte planes[GroupKind::PLANES * PLANE_BYTES];
+        const std::byte* decoded = weights[0];
+        if constexpr (GroupKind::BYTES < PLANE_BYTES) {
+            decode<GroupKind>(weights[0], planes);
+            decoded = planes;
+        }
+        for (int32_t plane = 0; plane < GroupKind::PLANES; ++plane) {
+            run_plane(decoded + plane * PLANE_BYTES, x, g * GROUP_COLUMNS, plane * 4, sums);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace sublimate::cpu

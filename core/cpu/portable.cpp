@@ -1,0 +1,33 @@
+// The baseline: the tuned table without intrinsics, for any 64-bit machine.
+//
+// defines: PORTABLE_OPS
+#include "lanes_portable.inl.h"
+
+#include "dot_portable.inl.h"
+
+#include "attention.inl.h"
+#include "kernels.inl.h"
+#include "matmul_quantised.inl.h"
+
+namespace sublimate::cpu {
+
+constinit const Ops PORTABLE_OPS = {
+    .name = "portable",
+    .isa = Isa::portable,
+    .rms_norm = rms_norm,
+    .quantise = quantise,
+    .matmul = matmul,
+    .matmul_prompt = matmul,
+    .rope = rope,
+    .kv_append = kv_append,
+    .attention = attention,
+    .swiglu = swiglu,
+    .add = add,
+    .argmax = argmax,
+    .max_value = max_value,
+    .sum_exp = sum_exp,
+    .all_finite = all_finite,
+    .gumbel_argmax = gumbel_argmax,
+};
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,149 @@
+// Attention and KV writes on every instruction set against `ref`, over head sizes, odd positions and chunkings.
+// Everything that must not be read is NaN: lanes past a row's position, pages of others, the tail of the arena.
+#include "ops_testing.h"
+
+namespace sublimate::cpu::testing {
+namespace {
+
+constexpr float NEAR = 1e-5f;  // portable rounds attention's products before it adds them
+constexpr int32_t PAGES_MAX = 8;
+
+struct Shape {
+    KvType type;
+    int32_t head_dim;
+    int32_t kv_heads;
+    int32_t group_heads;
+    int32_t context;  // positions, the last row's included
+};
+
+std::string describe(const Ops& ops, const Shape& s) {
+    return std::string(ops.name) + " attention " + (s.type == KvType::bf16 ? "bf16" : "f32") +
+           " dim " + std::to_string(s.head_dim) + " heads " + std::to_string(s.kv_heads) + "x" +
+           std::to_string(s.group_heads) + " context " + std::to_string(s.context);
+}
+
+struct Cache {
+    KvLayout layout;
+    Aligned pages;
+    std::vector<int32_t> table;
+};
+
+KvLayout layout_of(const Shape& s) {
+    const int64_t element = s.type == KvType::bf16 ? 2 : 4;
+    return {s.type, s.kv_heads, s.head_dim, 2 * element * s.head_dim * limits::PAGE_TOKENS};
+}
+
+// Positions [0, context) are written; every other number of the arena stays NaN.
+Cache filled_cache(const Ops& ops, const Shape& s, uint64_t seed) {
+    Random random(seed);
+    const KvLayout layout = layout_of(s);
+    Cache cache{layout, Aligned(PAGES_MAX * s.kv_heads * layout.head_bytes), {}};
+    for (int32_t p = 0; p < PAGES_MAX; ++p) cache.table.push_back((p * 3 + 1) % PAGES_MAX);
+    for (int32_t position = 0; position < s.context; ++position) {
+        const auto key = random.floats(s.kv_heads * s.head_dim, -2.0f, 2.0f);
+        const auto value = random.floats(s.kv_heads * s.head_dim, -2.0f, 2.0f);
+        const auto page = static_cast<size_t>(position / limits::PAGE_TOKENS);
+        ops.kv_append(key.data(), value.data(), layout, cache.pages.data(), cache.table[page],
+                      position % limits::PAGE_TOKENS);
+    }
+    return cache;
+}
+
+// Rows [context - rows, context) in pieces of `step` rows.
+std::vector<float> attend(const Ops& ops, const Shape& s, const Cache& cache, int32_t rows,
+                          int32_t step, const std::vector<float>& query) {
+    const int64_t stride = int64_t{s.kv_heads} * s.group_heads * s.head_dim;
+    std::vector<float> out(static_cast<size_t>(rows * stride), std::nanf(""));
+    for (int32_t row = 0; row < rows; row += step) {
+        for (int32_t head = 0; head < s.kv_heads; ++head) {
+            const int32_t count = std::min(step, rows - row);
+            ops.attention({query.data() + row * stride, stride, out.data() + row * stride, stride,
+                           count, s.context - rows + row, head * s.group_heads, s.group_heads,
+                           head, cache.pages.data(), cache.table.data(), 0.17f},
+                          cache.layout);
+        }
+    }
+    return out;
+}
+
+void check_shape(const Shape& s, int32_t rows, uint64_t seed) {
+    const Ops& ref = ops_for(Isa::ref);
+    const Cache expected_cache = filled_cache(ref, s, seed);
+    Random random(seed + 1);
+    const int64_t stride = int64_t{s.kv_heads} * s.group_heads * s.head_dim;
+    const auto query = random.floats(rows * stride, -2.0f, 2.0f);
+    const auto expected = attend(ref, s, expected_cache, rows, rows, query);
+    for (float value : expected) {
+        if (!std::isfinite(value)) fail("ref read what it must not");
+    }
+    for (const Ops* ops : other_isas()) {
+        const std::string name = describe(*ops, s) + " rows " + std::to_string(rows);
+        const Cache cache = filled_cache(*ops, s, seed);
+        compare_bits(name + " kv_append",
+                     reinterpret_cast<const unsigned char*>(expected_cache.pages.data()),
+                     reinterpret_cast<const unsigned char*>(cache.pages.data()),
+                     cache.pages.size());
+        const auto whole = attend(*ops, s, cache, rows, rows, query);
+        const auto pieces = attend(*ops, s, cache, rows, 1 + random.below(3), query);
+        const auto count = static_cast<int64_t>(whole.size());
+        if (ops->isa == Isa::portable) {
+            compare_near(name, expected.data(), whole.data(), count, NEAR);
+        } else {
+            compare_bits(name, expected.data(), whole.data(), count);
+        }
+        compare_bits(name + " in pieces", whole.data(), pieces.data(), count);
+    }
+}
+
+void check_all_shapes() {
+    uint64_t seed = 1;
+    for (KvType type : {KvType::bf16, KvType::f32}) {
+        for (int32_t head_dim = 16; head_dim <= 256; head_dim += 16) {
+            check_shape({type, head_dim, 2, 3, 70}, 5, seed++);
+        }
+        for (int32_t context = 1; context <= 100; ++context) {
+            const int32_t rows = std::min(context, 1 + static_cast<int32_t>(seed % 17));
+            const int32_t group = 1 + static_cast<int32_t>(seed % 5);
+            check_shape({type, seed % 2 == 0 ? 64 : 80, 1, group, context}, rows, seed);
+            seed++;
+        }
+        check_shape({type, 64, 3, 3, 130}, 130, seed++);
+    }
+}
+
+// Rounding of single numbers to bf16: ties, the largest, infinities, subnormals, NaN.
+void check_rounding() {
+    constexpr uint32_t BITS[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000, 0x3f808001,
+                                 0x7f7fffff, 0x7f800000, 0xff800000, 0x00000001, 0x00008000,
+                                 0x7f800001, 0xffffffff, 0x3f800000, 0xbf807fff, 0x00018000,
+                                 0x40490fdb};
+    constexpr uint16_t EXPECTED[] = {0x0000, 0x8000, 0x3f80, 0x3f82, 0x3f81, 0x7f80,
+                                     0x7f80, 0xff80, 0x0000, 0x0000, 0x7fc0, 0xffff,
+                                     0x3f80, 0xbf80, 0x0002, 0x4049};
+    const Shape s{KvType::bf16, 16, 1, 1, 1};
+    const KvLayout layout = layout_of(s);
+    float numbers[16];
+    std::memcpy(numbers, BITS, sizeof(numbers));
+    auto tables = other_isas();
+    tables.push_back(&ops_for(Isa::ref));
+    for (const Ops* ops : tables) {
+        Aligned page(layout.head_bytes);
+        ops->kv_append(numbers, numbers, layout, page.data(), 0, 7);
+        const auto* keys = reinterpret_cast<const uint16_t*>(page.data());
+        uint16_t key[16];
+        for (int32_t c = 0; c < 16; ++c) key[c] = keys[c * limits::PAGE_TOKENS + 7];
+        const uint16_t* value = keys + 16 * limits::PAGE_TOKENS + 7 * 16;
+        compare_bits(std::string(ops->name) + " bf16 key", EXPECTED, key, 16);
+        compare_bits(std::string(ops->name) + " bf16 value", EXPECTED, value, 16);
+    }
+}
+
+} // namespace
+} // namespace sublimate::cpu::testing
+
+int main() {
+    using namespace sublimate::cpu::testing;
+    check_rounding();
+    check_all_shapes();
+    return finish("test_ops_attention");
+}
