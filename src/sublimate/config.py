@@ -63,7 +63,7 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
         int, Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 chooses by measurement.")
     ] = 0
     isa: Annotated[
-        Literal["", "reference", "portable", "avx2", "avx512", "amx"],
+        Literal["", "ref", "portable", "avx2", "avx512", "amx"],
         Meta(description="Instruction set; empty takes the best that runs here."),
     ] = ""
     kv_memory: Annotated[

@@ -90,7 +90,7 @@ def test_a_wrong_value_of_a_secret_is_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="config.toml") as caught:
+    with pytest.raises(ConfigError, match=r"config\.toml") as caught:
         load_settings({}, config=write(tmp_path, text), environment={})
     assert said in str(caught.value)
 

@@ -222,7 +222,8 @@ def test_reading_names_costs_no_heavy_import() -> None:
     """The engine process must not load what it does not need."""
     code = (
         "import sys, sublimate.control.child, sublimate.config;"
-        "print([m for m in ('numpy', 'rich', 'typer', 'asyncio', 'tokenizers') if m in sys.modules])"
+        "heavy = ('numpy', 'rich', 'typer', 'asyncio', 'tokenizers');"
+        "print([name for name in heavy if name in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

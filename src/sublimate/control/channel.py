@@ -10,6 +10,8 @@ defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress,
 
 from __future__ import annotations
 
+import array
+import os
 import socket
 from typing import Any, Generic, TypeVar
 
@@ -126,6 +128,9 @@ FromEngine = Progress | Ready | Failed | Attached | Detached
 ToEdge = Start | EngineUp | EngineLost | Drain | Stop
 FromEdge = EdgeReady | Drained
 
+WORD_BYTES = array.array("i").itemsize
+RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * WORD_BYTES)
+
 Incoming = TypeVar("Incoming")
 
 
@@ -169,7 +174,10 @@ class Channel(Generic[Incoming]):
         if len(data) > DATAGRAM_BYTES_MAX:
             raise ValueError("a control message exceeds the datagram limit")
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-        socket.send_fds(self._socket, [data], list(fds), flags)
+        rights: list[tuple[int, int, bytes]] = []
+        if fds:
+            rights.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes()))
+        self._socket.sendmsg([data], rights, flags)
 
     def receive(self) -> Received[Incoming] | None:
         """The next message; None when the other side is gone.
@@ -178,16 +186,32 @@ class Channel(Generic[Incoming]):
         ValidationError) on a message that is not in the union.
         """
         try:
-            data, fds, flags, _ = socket.recv_fds(
-                self._socket, DATAGRAM_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds: in Python 3.11 it passes no flags on.
+            data, ancillary, flags, _ = self._socket.recvmsg(
+                DATAGRAM_BYTES_MAX, RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
             return None
+        fds = _descriptors(ancillary)
         if not data:
             return None
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise msgspec.DecodeError("a control message was truncated")
-        return Received(self._decoder.decode(data), tuple(fds))
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise msgspec.DecodeError("a control message was truncated")
+            return Received(self._decoder.decode(data), fds)
+        except msgspec.DecodeError:
+            for fd in fds:
+                os.close(fd)
+            raise
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    """All descriptors that came; they are ours to close."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % WORD_BYTES])
+    return tuple(fds)

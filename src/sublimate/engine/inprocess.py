@@ -61,7 +61,7 @@ class Engine:
         profile: Profile = "high-throughput",
         rope_scaling: Literal["", "none", "linear", "yarn"] = "",
         rope_factor: float = 0.0,
-        isa: Literal["", "reference", "portable", "avx2", "avx512", "amx"] = "",
+        isa: Literal["", "ref", "portable", "avx2", "avx512", "amx"] = "",
         kv_memory: int = 0,
         cache_dir: str | Path | None = None,
         progress: Callable[[float], None] | None = None,

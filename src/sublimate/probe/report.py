@@ -30,7 +30,7 @@ ISA_MEANING = {
     "avx512": "512-bit vectors with int8 dot products",
     "avx2": "256-bit vectors: about half the speed of avx512",
     "portable": "plain C++: slow; any better set was not found",
-    "reference": "plain C++: for tests",
+    "ref": "plain C++: for tests",
 }
 
 
@@ -86,7 +86,7 @@ def _cpu(machine: dict[str, Any], settings: Settings) -> Finding:
             advice="Leave --isa out to take the best one.",
         )
     why = "chosen by --isa" if asked else "the best that CPU and kernel allow"
-    slow = chosen in ("portable", "reference")
+    slow = chosen in ("portable", "ref")
     return Finding(
         topic="instruction set",
         verdict="notice" if slow else "good",
