@@ -28,7 +28,7 @@ BEGINNINGS = {
 def decode_so_far(data: bytes) -> str:
     """Utf8Assembler, while more may come: an unfinished code point at the end is left out.
 
-    Python's incremental decoder waits for the third byte of a surrogate too, which is never valid."""
+    Python's incremental decoder waits for the third byte of a surrogate too: never a valid one."""
     carried = max((n for n in (1, 2, 3) if n <= len(data) and data[-n:] in BEGINNINGS), default=0)
     return decode(data[: len(data) - carried])
 

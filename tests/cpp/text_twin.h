@@ -1,0 +1,136 @@
+// Slow twins of core/text for the C++ tests and the fuzzer: whole strings, searched from their
+// start each time.
+//
+// defines: decode_slow, find_stop_slow, held_slow, Answer, answer_slow, json_unescape_slow
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sublimate::test {
+
+// Length of the longest beginning of `bytes` that begins some well-formed code point of several
+// bytes; `whole` says whether that code point is complete. 0: no code point begins so.
+inline size_t sequence_length(std::string_view bytes, bool& whole) {
+    auto at = [&](size_t i) { return static_cast<uint8_t>(bytes[i]); };
+    size_t wanted = 0;
+    if (at(0) >= 0xC2 && at(0) <= 0xDF) wanted = 2;
+    if (at(0) >= 0xE0 && at(0) <= 0xEF) wanted = 3;
+    if (at(0) >= 0xF0 && at(0) <= 0xF4) wanted = 4;
+    whole = false;
+    if (wanted == 0) return 0;
+    size_t length = 1;
+    while (length < wanted && length < bytes.size() && (at(length) & 0xC0) == 0x80) {
+        if (length == 1) {
+            int value = (at(0) << 8) + at(1);
+            bool overlong = value < 0xE0A0 ? at(0) == 0xE0 : (at(0) == 0xF0 && value < 0xF090);
+            bool surrogate = at(0) == 0xED && at(1) > 0x9F;
+            bool beyond = at(0) == 0xF4 && at(1) > 0x8F;
+            if (overlong || surrogate || beyond) break;
+        }
+        length++;
+    }
+    whole = length == wanted;
+    return length;
+}
+
+// As Python's bytes.decode("utf-8", "replace"). ended false: an unfinished code point at the end is
+// left out.
+inline std::string decode_slow(std::string_view bytes, bool ended) {
+    const std::string replacement = "\xEF\xBF\xBD";
+    std::string text;
+    while (!bytes.empty()) {
+        bool whole = true;
+        size_t length = 1;
+        if (static_cast<uint8_t>(bytes[0]) >= 0x80) length = sequence_length(bytes, whole);
+        if (!whole && length == bytes.size() && length > 0 && !ended) break;
+        text += whole ? std::string(bytes.substr(0, length)) : replacement;
+        bytes.remove_prefix(std::max<size_t>(length, 1));
+    }
+    return text;
+}
+
+struct Found {
+    int index = -1;
+    size_t end = 0;
+};
+
+// The match that ends first, of those the longest, of equals the first in the list.
+inline Found find_stop_slow(std::string_view text, const std::vector<std::string>& stops) {
+    for (size_t end = 1; end <= text.size(); end++) {
+        Found found;
+        for (size_t i = 0; i < stops.size(); i++) {
+            if (!text.substr(0, end).ends_with(stops[i])) continue;
+            if (found.index < 0 || stops[i].size() > stops[static_cast<size_t>(found.index)].size())
+                found = {static_cast<int>(i), end};
+        }
+        if (found.index >= 0) return found;
+    }
+    return {};
+}
+
+inline size_t held_slow(std::string_view text, const std::vector<std::string>& stops) {
+    size_t held = 0;
+    for (const std::string& stop : stops)
+        for (size_t n = 1; n < stop.size(); n++)
+            if (text.ends_with(std::string_view(stop).substr(0, n))) held = std::max(held, n);
+    return held;
+}
+
+struct Answer {
+    std::string text; // that may be shown
+    int stop_index = -1;
+    int output_tokens = 0;
+};
+
+// What a client may see after these tokens. ended: no more will come.
+inline Answer answer_slow(const std::vector<std::string>& tokens,
+                          const std::vector<std::string>& stops, bool ended) {
+    std::string bytes;
+    std::string text;
+    for (size_t count = 1; count <= tokens.size(); count++) {
+        bytes += tokens[count - 1];
+        text = decode_slow(bytes, ended && count == tokens.size());
+        Found found = find_stop_slow(text, stops);
+        if (found.index < 0) continue;
+        size_t length = stops[static_cast<size_t>(found.index)].size();
+        return {text.substr(0, found.end - length), found.index, static_cast<int>(count)};
+    }
+    if (!ended) text.resize(text.size() - held_slow(text, stops));
+    return {text, -1, static_cast<int>(tokens.size())};
+}
+
+// The inside of a JSON string, back to text. "<bad>" for what JSON does not allow.
+inline std::string json_unescape_slow(std::string_view json) {
+    const std::string bad = "<bad>";
+    std::string text;
+    for (size_t i = 0; i < json.size(); i++) {
+        char c = json[i];
+        if (static_cast<uint8_t>(c) < 0x20 || c == '"') return bad;
+        if (c != '\\') {
+            text += c;
+            continue;
+        }
+        if (++i == json.size()) return bad;
+        constexpr std::string_view names = "\"\\bfnrt";
+        constexpr std::string_view values = "\"\\\b\f\n\r\t";
+        size_t known = names.find(json[i]);
+        if (known != std::string_view::npos) {
+            text += values[known];
+            continue;
+        }
+        if (json[i] != 'u' || json.substr(i + 1, 2) != "00" || i + 4 >= json.size()) return bad;
+        constexpr std::string_view digits = "0123456789abcdef";
+        size_t high = digits.find(json[i + 3]);
+        size_t low = digits.find(json[i + 4]);
+        if (high > 1 || low > 15) return bad;
+        text += static_cast<char>(high * 16 + low);
+        i += 4;
+    }
+    return text;
+}
+
+} // namespace sublimate::test
