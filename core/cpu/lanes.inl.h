@@ -41,18 +41,33 @@ INLINE LanesBits splat_bits(uint32_t value) {
     return r;
 }
 
+// Part by part: a copy of the whole goes through memory in pieces that do not match its parts.
 INLINE Lanes load(const float* from) {
     Lanes r;
-    __builtin_memcpy(&r, from, sizeof(r));
+    for (int32_t i = 0; i < PARTS; ++i) {
+        __builtin_memcpy(&r.part[i], from + i * PART_LANES, sizeof(Part));
+    }
     return r;
 }
 INLINE LanesBits load_bits(const void* from) {
     LanesBits r;
-    __builtin_memcpy(&r, from, sizeof(r));
+    for (int32_t i = 0; i < PARTS; ++i) {
+        const auto* part = static_cast<const std::byte*>(from) + i * sizeof(Part);
+        __builtin_memcpy(&r.part[i], part, sizeof(Part));
+    }
     return r;
 }
-INLINE void store(float* to, Lanes value) { __builtin_memcpy(to, &value, sizeof(value)); }
-INLINE void store_bits(void* to, LanesBits value) { __builtin_memcpy(to, &value, sizeof(value)); }
+INLINE void store(float* to, Lanes value) {
+    for (int32_t i = 0; i < PARTS; ++i) {
+        __builtin_memcpy(to + i * PART_LANES, &value.part[i], sizeof(Part));
+    }
+}
+INLINE void store_bits(void* to, LanesBits value) {
+    for (int32_t i = 0; i < PARTS; ++i) {
+        auto* part = static_cast<std::byte*>(to) + i * sizeof(Part);
+        __builtin_memcpy(part, &value.part[i], sizeof(Part));
+    }
+}
 
 // The first `count` lanes, zero in the others.
 INLINE Lanes load_first(const float* from, int32_t count) {
@@ -104,8 +119,16 @@ INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
     return c;
 }
 
-INLINE LanesBits bits_of(Lanes a) { return __builtin_bit_cast(LanesBits, a); }
-INLINE Lanes floats_of(LanesBits a) { return __builtin_bit_cast(Lanes, a); }
+INLINE LanesBits bits_of(Lanes a) {
+    LanesBits r;
+    for (int32_t i = 0; i < PARTS; ++i) r.part[i] = reinterpret_cast<PartBits>(a.part[i]);
+    return r;
+}
+INLINE Lanes floats_of(LanesBits a) {
+    Lanes r;
+    for (int32_t i = 0; i < PARTS; ++i) r.part[i] = reinterpret_cast<Part>(a.part[i]);
+    return r;
+}
 
 // All ones in the lanes where a > b; a NaN is never greater.
 INLINE LanesBits greater(Lanes a, Lanes b) {
