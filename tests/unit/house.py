@@ -133,9 +133,18 @@ def cpp_includes(path: str) -> Iterator[str]:
 
 
 def python_imports(path: str) -> Iterator[str]:
-    """Dotted names of this project's modules that a module imports while it is loaded, or later."""
+    """Dotted names of this project's modules that a module imports, but for those of type hints."""
     package = Path(path).with_suffix("").relative_to("src").parts[:-1]
-    for node in ast.walk(ast.parse(read(path))):
+    tree = ast.parse(read(path))
+    only_hints = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in only_hints:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("sublimate"))
         elif isinstance(node, ast.ImportFrom):
