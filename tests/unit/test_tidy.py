@@ -498,7 +498,7 @@ def test_there_are_more_test_lines_than_source_lines() -> None:
 
 
 PROOF = re.compile(
-    r"\bassert\b|\braises\(|\bfail\(|\b(none|check|expect|assert|verify)\w*\(|check=True"
+    r"\bassert\b|\braises\(|\bfail\(|\bwait_until\(|\b(none|check|expect|assert|verify)\w*\(|check=True"
 )
 
 
