@@ -1,0 +1,256 @@
+"""The edge as one object: settings, model, engine link, open answers, and what they all share.
+
+defines: EdgeServer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any, cast
+
+import msgspec
+
+from .. import _core
+from ..config import EdgeSettings
+from . import limits
+from .access import Access
+from .engine import EngineLink
+from .errors import ApiError
+from .exchange import Exchange
+from .http import HttpConnection
+from .limits import HttpLimits
+from .log import log_exchange
+from .metrics import Metrics
+from .routes import find_handler
+from .stream import Answer
+from .textmodel import TextModel
+
+LOG = logging.getLogger("sublimate.edge")
+QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
+FOREVER_REASONS = ("hardware_not_supported", "load_failed")
+
+
+def package_version() -> str:
+    try:
+        return metadata.version("sublimate")
+    except metadata.PackageNotFoundError:
+        return "0.0.0+source"
+
+
+class EdgeServer:
+    """Everything behind the connections of one edge. On the event loop's thread only."""
+
+    def __init__(
+        self, settings: EdgeSettings, model: TextModel, http_limits: HttpLimits | None = None
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.limits = http_limits or HttpLimits()
+        self.access = Access(settings)
+        self.metrics = Metrics(model.name)
+        self.version = package_version()
+        self.policy_digest = _policy_digest(settings)
+        self.engine: EngineLink | None = None
+        self.draining = False
+        self.context_tokens = 0
+        """Served context; of the last engine while there is none."""
+        self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
+        self.loop = asyncio.get_running_loop()
+        self._unavailable: tuple[str, str] = ("engine_unavailable", "")
+        self._connections: set[HttpConnection] = set()
+        self._connection_cap = self.limits.connection_cap()
+        self._answers: set[Answer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._drained: Callable[[], None] | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._listener: asyncio.Server | None = None
+        self._standing = [("x-layer", self.version), ("x-layer-config", self.policy_digest)]
+        self.metrics.engine = lambda: self.engine
+        self.metrics.answers = lambda: len(self._answers)
+
+    # ---- connections (Application of http.py) --------------------------------------------------
+    async def listen(self, sock: Any) -> None:
+        """Accept connections of a bound, listening socket."""
+        self._listener = await self.loop.create_server(
+            lambda: HttpConnection(self, self.loop), sock=sock
+        )
+
+    def connection_opened(self, connection: HttpConnection) -> bool:
+        if len(self._connections) >= self._connection_cap:
+            return False
+        self._connections.add(connection)
+        self.metrics.connections = len(self._connections)
+        return True
+
+    def connection_closed(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+        self.metrics.connections = len(self._connections)
+
+    def refuse_early(self, exchange: Exchange) -> ApiError | None:
+        """By the head alone: access, then route."""
+        exchange.standing_headers += self._standing
+        try:
+            self.access.check(exchange)
+            if exchange.request.method != "OPTIONS":
+                exchange.handler = find_handler(exchange.request)
+        except ApiError as error:
+            return error
+        return None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Begin to answer. Whatever a handler raises becomes one row of the error table."""
+        if exchange.refusal is not None:
+            exchange.fail(exchange.refusal)
+        elif exchange.request.method == "OPTIONS":
+            self.access.preflight(exchange)
+        else:
+            self._call(exchange)
+        if exchange.answered:
+            self._note(exchange)
+
+    def _call(self, exchange: Exchange) -> None:
+        try:
+            result = cast(Awaitable[None] | None, exchange.handler(self, exchange))
+        except ApiError as error:
+            exchange.fail(error)
+        except Exception:
+            LOG.exception("%s: a handler failed", exchange.request_id)
+            exchange.fail(ApiError("internal"))
+        else:
+            if inspect.iscoroutine(result):
+                task = self.loop.create_task(self._run(exchange, result))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, exchange: Exchange, story: Coroutine[Any, Any, None]) -> None:
+        try:
+            await story
+        except ApiError as error:
+            exchange.fail(error)
+        except Exception:
+            LOG.exception("%s: a handler failed", exchange.request_id)
+            exchange.fail(ApiError("internal"))
+        if exchange.answered:
+            self._note(exchange)
+
+    def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
+        """One line in the log and one in the counters per answer."""
+        self.metrics.responses[str(exchange.status)] += 1
+        level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
+        log_exchange(level, exchange, answer)
+
+    # ---- answers -------------------------------------------------------------------------------
+    def answer_begun(self, answer: Answer) -> None:
+        self._answers.add(answer)
+        if self._ticker is None:
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
+
+    def answer_ended(self, answer: Answer) -> None:
+        self._answers.discard(answer)
+        self._note(answer.exchange, answer)
+        self._tell_if_drained()
+
+    def _tick(self) -> None:
+        """Once a second while answers are open: pings."""
+        self._ticker = None
+        now = time.monotonic()
+        for answer in list(self._answers):
+            answer.tick(now)
+        if self._answers:
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
+
+    # ---- engine --------------------------------------------------------------------------------
+    def engine_up(self, region: _core.Region, info: dict[str, Any]) -> None:
+        """An engine serves this region from now on."""
+        self.engine_lost()
+        self.engine = EngineLink(
+            self.loop, region, self.model.vocabulary, info, lambda: self.engine_lost()
+        )
+        self.context_tokens = self.engine.context_tokens
+
+    def engine_lost(self, reason: str = "", message: str = "") -> None:
+        """The engine ended. In-flight requests end now; new ones are 503 until the next one."""
+        known = reason if reason in FOREVER_REASONS else "engine_unavailable"
+        self._unavailable = (known, message)
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
+
+    def engine_or_refuse(self) -> EngineLink:
+        """Raises ApiError while draining or without an engine."""
+        if self.draining:
+            raise ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS)
+        if self.engine is None:
+            raise self._unavailable_error()
+        return self.engine
+
+    def _unavailable_error(self) -> ApiError:
+        code, finding = self._unavailable
+        error = ApiError(code)
+        if code == "engine_unavailable":
+            return error.after(limits.ENGINE_LOST_RETRY_SECONDS)
+        error.extra = {"reason": code, "finding": finding}
+        return error
+
+    def unready_reason(self) -> str:
+        """Empty if new requests would be served."""
+        if self.draining:
+            return "draining"
+        if self.engine is None:
+            return self._unavailable[0]
+        return "" if self.engine.is_healthy() else "engine_stalled"
+
+    # ---- end -----------------------------------------------------------------------------------
+    def drain(self, seconds: float, drained: Callable[[], None]) -> None:
+        """Take nothing new, let answers finish within `seconds`, then call `drained` once."""
+        if self.draining:
+            return
+        self.draining = True
+        self._drained = drained
+        self._drain_timer = self.loop.call_later(seconds, self._end_answers)
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        self._tell_if_drained()
+
+    def _end_answers(self) -> None:
+        for answer in list(self._answers):
+            answer.abort(ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS), "draining")
+
+    def _tell_if_drained(self) -> None:
+        if self._drained is not None and not self._answers and not self._tasks:
+            drained, self._drained = self._drained, None
+            # After the last bytes were handed to their sockets.
+            self.loop.call_soon(drained)
+
+    def close(self) -> None:
+        """End at once. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        self._end_answers()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for connection in list(self._connections):
+            connection.transport.close()
+        self.engine_lost()
+        self.workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _policy_digest(settings: EdgeSettings) -> str:
+    """SHA-256 of what decides how a request runs, for clients that decide by their own copy."""
+    policy = {
+        "execution_profile": settings.execution_profile,
+        "profile": settings.profile,
+        "profile_contract": settings.profile_contract,
+        "limits": dict(sorted(_core.LIMITS.items())),
+    }
+    return hashlib.sha256(msgspec.json.encode(policy, order="sorted")).hexdigest()

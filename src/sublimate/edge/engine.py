@@ -1,0 +1,202 @@
+"""The edge's side of one engine: slots, submission, the token bell, events to their answers.
+
+The bell is an eventfd in the event loop. The engine rings it only while this side has said that it
+sleeps, so every return to the loop is preceded by sleep_prepare, and what came in between is
+polled first.
+
+defines: Listener, Ticket, EngineLink
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..config import Profile
+from . import limits
+from .errors import ApiError
+from .record import Tenant, request_words, write_record
+from .schema import Sampling
+
+LOG = logging.getLogger("sublimate.edge")
+
+POLL_ROUNDS_MAX = 4
+"""Polls in a row before other work of the event loop gets its turn."""
+STEP_AGE_TRIP_NS = 5_000_000_000
+"""Work is there and no step has ended for so long: not healthy."""
+
+
+class Listener(Protocol):
+    """Who awaits the events of one request."""
+
+    def on_event(self, event: _core.StreamEvent, now_seconds: float) -> None: ...
+
+    def engine_lost(self) -> None: ...
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one request tells the engine and the text path."""
+
+    ids: NDArray[np.int32]
+    sampling: Sampling
+    token_budget: int
+    stop_tokens: tuple[int, ...]
+    profile: Profile
+    tenant: Tenant
+    format: str
+    message_id: str
+    model_name: str
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Names a submitted request; for cancel."""
+
+    slot: int
+    generation: int
+
+
+class EngineLink:
+    """One engine's region, from EngineUp until it is lost. On the event loop's thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        region: _core.Region,
+        vocabulary: _core.Vocabulary,
+        info: dict[str, Any],
+        on_broken: Callable[[], None],
+    ) -> None:
+        self.info = info
+        self._loop = loop
+        self._region = region
+        self._client = _core.EdgeClient(region, vocabulary)
+        self._on_broken = on_broken
+        self._listeners: dict[int, Listener] = {}
+        self._next_key = 1
+        self._bell: int = region.fds[2]
+        self._open = True
+        self.page_tokens = _core.LIMITS["PAGE_TOKENS"]
+        pages = int(info.get("kv_pages", 0)) * self.page_tokens
+        context = int(info["context_length"])
+        self.context_tokens = min(context, pages) if pages else context
+        """Prompt and answer of one request: also what fits into an empty pool of pages."""
+        loop.add_reader(self._bell, self._on_bell)
+        self._pump()
+
+    # ---- requests ------------------------------------------------------------------------------
+    def submit(self, request: Submission, listener: Listener, queue_max: int) -> Ticket:
+        """Hand a request to the loop. Raises ApiError (529) if there is no room for it."""
+        self._check_room(queue_max)
+        words = request_words(len(request.ids), request.sampling)
+        lease = self._client.acquire(words)
+        if lease is None:
+            raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+        slot, generation, view = lease
+        key = self._next_key
+        self._next_key += 1
+        try:
+            write_record(
+                view,
+                request.ids,
+                request.sampling,
+                token_budget=request.token_budget,
+                stop_tokens=request.stop_tokens,
+                profile=request.profile,
+                tenant=request.tenant,
+            )
+            self._client.submit(
+                slot,
+                generation,
+                key,
+                format=request.format,
+                stop_strings=request.sampling.stop_sequences,
+                message_id=request.message_id,
+                model=request.model_name,
+                input_tokens=len(request.ids),
+            )
+        except BaseException:
+            # Either the loop owns the slot or nobody does.
+            self._client.discard(slot, generation)
+            raise
+        self._listeners[key] = listener
+        return Ticket(slot, generation)
+
+    def _check_room(self, queue_max: int) -> None:
+        running_max = _core.LIMITS["SEQUENCES_MAX"]
+        if (
+            self._client.in_flight >= running_max + queue_max
+            or self._region.stats()["waiting"] >= queue_max
+        ):
+            raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Seen by the loop at its next step. The listener still gets its last event."""
+        if self._open:
+            self._client.cancel(ticket.slot, ticket.generation)
+
+    @property
+    def in_flight(self) -> int:
+        return self._client.in_flight
+
+    # ---- events --------------------------------------------------------------------------------
+    def _on_bell(self) -> None:
+        self._client.clear_bell()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Deliver everything that is there, then announce sleep."""
+        if not self._open:
+            return
+        try:
+            for _ in range(POLL_ROUNDS_MAX):
+                self._deliver(self._client.poll())
+                if not self._open or self._client.sleep_prepare():
+                    return
+        except _core.CoreError:
+            LOG.exception("the engine broke the ring protocol")
+            self._on_broken()
+            return
+        self._loop.call_soon(self._pump)
+
+    def _deliver(self, events: list[_core.StreamEvent]) -> None:
+        now = time.monotonic()
+        for event in events:
+            listener = self._listeners.get(event.key)
+            if event.finished:
+                self._listeners.pop(event.key, None)
+            if listener is not None:
+                listener.on_event(event, now)
+
+    # ---- state ---------------------------------------------------------------------------------
+    def stats(self) -> dict[str, int]:
+        """The loop's counters (StatsPage in core/ring/ring.h)."""
+        return self._region.stats()
+
+    def is_healthy(self) -> bool:
+        """No work waits, or a step has ended not long ago."""
+        stats = self._region.stats()
+        if stats["running"] == 0 and stats["waiting"] == 0:
+            return True
+        if stats["oldest_waiting_ns"] > STEP_AGE_TRIP_NS and stats["running"] == 0:
+            return False
+        age_ns = time.monotonic_ns() - stats["last_step_ns"]
+        return stats["last_step_ns"] == 0 or age_ns < STEP_AGE_TRIP_NS
+
+    def close(self) -> None:
+        """Forget the region; every listener is told that the engine is lost."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._bell)
+        listeners = list(self._listeners.values())
+        self._listeners.clear()
+        for listener in listeners:
+            listener.engine_lost()

@@ -1,0 +1,174 @@
+"""Every error a client can get, in one table: code -> status, type, text.
+
+No text comes from an exception: a text has fixed words, and its blanks take numbers, names from
+our own tables, and paths of the request's fields.
+
+defines: ErrorKind, TABLE, ApiError, field_error, envelope, error_event
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+ENCODE = msgspec.json.Encoder().encode
+
+
+class ErrorKind(msgspec.Struct, frozen=True):
+    """One row. `error_code` goes into details; `retry` into x-should-retry."""
+
+    status: int
+    type: str
+    text: str
+    error_code: str = ""
+    retry: bool | None = None
+    close: bool = False
+    """The connection ends after it: what follows on the wire cannot be trusted or is not wanted."""
+
+
+INVALID = "invalid_request_error"
+OVERLOADED = "overloaded_error"
+NOT_FOUND = "not_found_error"
+
+TABLE: dict[str, ErrorKind] = {
+    # The wire.
+    "malformed_request": ErrorKind(400, INVALID, "The HTTP request is malformed.", close=True),
+    "unsupported_version": ErrorKind(
+        400, INVALID, "This port speaks HTTP/1.1 and HTTP/1.0.", close=True
+    ),
+    "unsupported_transfer_encoding": ErrorKind(
+        400, INVALID, "The only transfer encoding taken here is chunked.", close=True
+    ),
+    "chunk_overhead": ErrorKind(
+        400, INVALID, "The chunks of the request body are too small.", close=True
+    ),
+    "headers_too_large": ErrorKind(
+        431, INVALID, "The request headers exceed {maximum} bytes or {fields} fields.", close=True
+    ),
+    "headers_too_slow": ErrorKind(
+        408, INVALID, "The request headers did not arrive in time.", close=True
+    ),
+    "body_too_slow": ErrorKind(
+        408, INVALID, "The request body did not arrive in time.", close=True
+    ),
+    "request_too_large": ErrorKind(
+        413, "request_too_large", "The request body exceeds {maximum} bytes.", close=True
+    ),
+    "body_encoding": ErrorKind(
+        400,
+        INVALID,
+        "Compressed request bodies are not taken here. Send the body without Content-Encoding.",
+        error_code="request_body_encoding_unsupported",
+    ),
+    "charset": ErrorKind(
+        400, INVALID, "The request body must be UTF-8.", error_code="unsupported_charset"
+    ),
+    "too_many_connections": ErrorKind(
+        503, OVERLOADED, "This server has no room for more connections.", retry=True, close=True
+    ),
+    # Access and routes.
+    "unauthenticated": ErrorKind(
+        401,
+        "authentication_error",
+        "A valid API key is needed, in x-api-key or as Authorization: Bearer.",
+        retry=False,
+    ),
+    "origin_refused": ErrorKind(
+        403, "permission_error", "This server does not take requests from that origin."
+    ),
+    "not_found": ErrorKind(404, NOT_FOUND, "There is nothing at this path."),
+    "doubled_prefix": ErrorKind(
+        404, NOT_FOUND, "The path begins with /v1 twice: remove /v1 from the base URL."
+    ),
+    "method": ErrorKind(405, INVALID, "This path takes {allowed}."),
+    "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
+    # The body.
+    "invalid_utf8": ErrorKind(400, INVALID, "The request body is not valid UTF-8."),
+    "invalid_json": ErrorKind(400, INVALID, "The request body is not valid JSON."),
+    "json_too_deep": ErrorKind(400, INVALID, "The JSON body is nested deeper than {maximum}."),
+    "json_too_many": ErrorKind(400, INVALID, "The JSON body has too many keys or containers."),
+    "field": ErrorKind(400, INVALID, "{path}: {reason}"),
+    "prompt_too_long": ErrorKind(
+        400, INVALID, "prompt is too long: {tokens} tokens > {maximum} maximum"
+    ),
+    "template_limit": ErrorKind(
+        400, INVALID, "messages: this conversation exceeds what one prompt may be rendered from"
+    ),
+    "profile_missing": ErrorKind(
+        400,
+        INVALID,
+        "execution_profile: this server needs one of low-latency, high-throughput, long-context",
+    ),
+    "profile_pinned": ErrorKind(
+        400,
+        INVALID,
+        "execution_profile: this server is pinned to {pinned}; the request names {named}",
+    ),
+    # The server.
+    "overloaded": ErrorKind(
+        529, OVERLOADED, "The server is at its limit. Try again soon.", retry=True
+    ),
+    "draining": ErrorKind(
+        529, OVERLOADED, "The server is shutting down and takes no new requests.", retry=True
+    ),
+    "engine_unavailable": ErrorKind(
+        503, OVERLOADED, "The model engine is starting. Try again soon.", retry=True
+    ),
+    "hardware_not_supported": ErrorKind(
+        503, "api_error", "The model cannot run on this machine.", retry=False
+    ),
+    "load_failed": ErrorKind(503, "api_error", "The model could not be loaded.", retry=False),
+    "engine_lost": ErrorKind(
+        500, "api_error", "The model engine ended during this request.", retry=True
+    ),
+    "generation_failed": ErrorKind(
+        500, "api_error", "The model could not complete this answer.", retry=False
+    ),
+    "internal": ErrorKind(500, "api_error", "An internal error occurred."),
+}
+
+
+class ApiError(Exception):
+    """One row of TABLE with its blanks filled. Everything the client sees comes from here."""
+
+    def __init__(self, code: str, **blanks: int | str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.kind = TABLE[code]
+        self.text = self.kind.text.format(**blanks)
+        self.extra: dict[str, Any] = {}
+        """More members of the body, such as the probe's finding."""
+        self.retry_after_seconds: int | None = None
+
+    def after(self, seconds: int) -> ApiError:
+        """The same with retry-after."""
+        self.retry_after_seconds = seconds
+        return self
+
+    def headers(self) -> list[tuple[str, str]]:
+        headers: list[tuple[str, str]] = []
+        if self.retry_after_seconds is not None:
+            headers.append(("retry-after", str(self.retry_after_seconds)))
+        if self.kind.retry is not None:
+            headers.append(("x-should-retry", "true" if self.kind.retry else "false"))
+        return headers
+
+
+def field_error(path: str, reason: str) -> ApiError:
+    """A 400 whose text starts with the dotted path of the field. `reason` is fixed text."""
+    return ApiError("field", path=path, reason=reason)
+
+
+def envelope(error: ApiError, request_id: str) -> bytes:
+    """The body of an error response."""
+    inner: dict[str, Any] = {"type": error.kind.type, "message": error.text}
+    if error.kind.error_code:
+        inner["details"] = {"error_code": error.kind.error_code}
+    body = {"type": "error", "error": inner, "request_id": request_id, **error.extra}
+    return ENCODE(body)
+
+
+def error_event(error: ApiError, request_id: str) -> bytes:
+    """The same as the last frame of a stream."""
+    return b"event: error\ndata: " + envelope(error, request_id) + b"\n\n"

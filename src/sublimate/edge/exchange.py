@@ -1,0 +1,226 @@
+"""One request with its answer. Handlers write here; the connection decides what follows.
+
+defines: Request, Exchange
+"""
+
+from __future__ import annotations
+
+import http
+import secrets
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from .errors import ApiError, envelope, error_event
+
+if TYPE_CHECKING:
+    from .http import HttpConnection
+
+Header = tuple[str, str]
+JSON_TYPE = ("content-type", "application/json")
+REQUEST_ID_BYTES = 12
+SERVER_ERROR = 500
+
+# 529 is no registered status; its phrase is ours.
+_PHRASES = {529: "Overloaded"}
+_PROCESS_PREFIX = secrets.token_hex(REQUEST_ID_BYTES // 2)
+
+
+class _Sequence:
+    """Identifiers that are unique without a draw of randomness each."""
+
+    def __init__(self) -> None:
+        self._next = secrets.randbits(REQUEST_ID_BYTES * 2)
+
+    def take(self) -> str:
+        self._next += 1
+        return f"{_PROCESS_PREFIX}{self._next & 0xFFFFFFFFFFFF:012x}"
+
+
+_identifiers = _Sequence()
+
+
+def new_identifier(kind: str) -> str:
+    """req_... or msg_...: unique, not secret."""
+    return f"{kind}_{_identifiers.take()}"
+
+
+class Request:
+    """What the client asked. `target` is the raw request target; path and query come from it."""
+
+    __slots__ = ("body", "fields", "is_latest", "method", "path", "query", "target")
+
+    def __init__(
+        self, method: str, target: bytes, fields: dict[bytes, bytes], is_latest: bool
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.fields = fields
+        self.is_latest = is_latest
+        """HTTP/1.1: chunks are understood."""
+        raw, _, query = target.decode("latin-1").partition("?")
+        if not raw.startswith("/"):
+            # The absolute form names a host, which is never used.
+            _, found, rest = raw.partition("://")
+            raw = "/" + rest.partition("/")[2] if found else raw
+        self.path = raw
+        self.query = query
+        self.body = b""
+
+    def segments(self) -> list[str]:
+        """Decoded parts of the path; %2F stays inside its part."""
+        return [unquote(part) for part in self.path.split("/")[1:]]
+
+    def field(self, name: bytes) -> str:
+        return self.fields.get(name, b"").decode("latin-1")
+
+
+class Exchange:
+    """One request and the writer of its answer. On the event loop's thread only."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "answered",
+        "handler",
+        "keep_alive",
+        "on_gone",
+        "refusal",
+        "request",
+        "request_id",
+        "standing_headers",
+        "started_seconds",
+        "status",
+        "streaming",
+        "tenant_key",
+        "was_slow",
+    )
+
+    def __init__(self, connection: HttpConnection, request: Request, keep_alive: bool) -> None:
+        self._connection = connection
+        self._chunked = False
+        self.request = request
+        self.keep_alive = keep_alive
+        self.request_id = new_identifier("req")
+        self.started_seconds = time.monotonic()
+        self.refusal: ApiError | None = None
+        """Set by the head alone; handlers never see such a request."""
+        self.handler: Any = None
+        """Of the route that was found; called with the exchange."""
+        self.tenant_key = b""
+        """Digest of the API key that was accepted."""
+        self.standing_headers: list[Header] = []
+        """Headers of every answer on this exchange."""
+        self.status = 0
+        """0 until the head of the answer is written."""
+        self.streaming = False
+        self.answered = False
+        self.was_slow = False
+        self.on_gone: Callable[[], None] | None = None
+        """Called once when the client has gone before the answer was complete."""
+
+    # ---- whole answers ---------------------------------------------------------------------------
+    def send(self, status: int, headers: list[Header], body: bytes) -> None:
+        """Head and body at once."""
+        if self.answered:
+            return
+        is_head = self.request.method == "HEAD"
+        headers = [*headers, ("content-length", str(len(body)))]
+        head = self._head(status, headers)
+        self._finish(head if is_head else head + body)
+
+    def send_json(self, status: int, body: bytes, headers: list[Header] | None = None) -> None:
+        self.send(status, [JSON_TYPE, *(headers or [])], body)
+
+    def fail(self, error: ApiError) -> None:
+        """An error in the envelope; on a stream that has begun, as its last event."""
+        if self.answered:
+            return
+        if self.streaming:
+            self.finish(error_event(error, self.request_id))
+            return
+        if error.kind.close:
+            self.keep_alive = False
+        body = envelope(error, self.request_id)
+        self.send_json(error.kind.status, body, error.headers())
+
+    # ---- streams -----------------------------------------------------------------------------------
+    def start_stream(self, headers: list[Header]) -> None:
+        """The head of a stream of events. Frames follow by write."""
+        self.streaming = True
+        self._chunked = self.request.is_latest
+        stream = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+        if self._chunked:
+            stream.append(("transfer-encoding", "chunked"))
+        else:
+            self.keep_alive = False
+        self._connection.transport.write(self._head(200, [*stream, *headers]))
+
+    def write(self, frames: bytes) -> None:
+        """Whole frames, ready to send."""
+        if self._chunked:
+            frames = b"%x\r\n%b\r\n" % (len(frames), frames)
+        self._connection.transport.write(frames)
+
+    def finish(self, frames: bytes = b"") -> None:
+        """The last frames of a stream."""
+        if self.answered:
+            return
+        if self._chunked:
+            last = b"0\r\n\r\n"
+            frames = b"%x\r\n%b\r\n%b" % (len(frames), frames, last) if frames else last
+        self._finish(frames)
+
+    def _finish(self, data: bytes) -> None:
+        self.answered = True
+        self.on_gone = None
+        self._connection.transport.write(data)
+        self.streaming = False
+        self._connection.answered(self)
+
+    def _head(self, status: int, headers: list[Header]) -> bytes:
+        self.status = status
+        phrase = _PHRASES.get(status) or http.HTTPStatus(status).phrase
+        lines = [f"HTTP/1.1 {status} {phrase}", f"date: {_date()}", f"request-id: {self.request_id}"]
+        lines += [f"{name}: {value}" for name, value in self.standing_headers]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if not self.keep_alive:
+            lines.append("connection: close")
+        lines.append("\r\n")
+        return "\r\n".join(lines).encode("latin-1")
+
+    # ---- the other end -------------------------------------------------------------------------------
+    @property
+    def gone(self) -> bool:
+        """The client has closed before the answer was complete."""
+        return self._connection.transport.is_closing() and not self.answered
+
+    def client_gone(self) -> None:
+        """From the connection: it is lost."""
+        callback, self.on_gone = self.on_gone, None
+        if callback is not None and not self.answered:
+            callback()
+
+    def slow_reader(self) -> None:
+        """From the connection: the client leaves too much unread and is cut off."""
+        self.was_slow = True
+
+    def unsent_bytes(self) -> int:
+        return self._connection.transport.get_write_buffer_size()
+
+
+class _Clock:
+    """The date header, made once a second."""
+
+    second = -1
+    text = ""
+
+
+def _date() -> str:
+    now = int(time.time())
+    if now != _Clock.second:
+        _Clock.second = now
+        _Clock.text = formatdate(now, usegmt=True)
+    return _Clock.text

@@ -1,0 +1,375 @@
+"""One HTTP/1.1 connection: limits, deadlines, framing, and the answer to one request at a time.
+
+An asyncio protocol of our own over httptools (llhttp): a general ASGI server has no deadlines for
+header and body, no byte budget for either, answers its own errors as plain text, and puts a task
+switch and three dictionaries between a ready frame and the socket.
+
+    accept --header deadline--> head --body deadline--> body --> answer --idle deadline--> head ...
+
+What arrives while an answer is under way is parsed and waits; end of file or a reset cancels the
+answer at once. Any doubt about framing is a 400 and the end of the connection.
+
+defines: Application, HttpConnection
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol
+
+import httptools
+
+from . import limits
+from .errors import ApiError
+from .exchange import Exchange, Request
+from .limits import HttpLimits
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Fields that decide framing or access: twice is a doubt, not a list.
+SINGLE_FIELDS = frozenset(
+    (b"host", b"content-length", b"content-type", b"content-encoding", b"authorization")
+    + (b"x-api-key", b"expect", b"origin", b"transfer-encoding")
+)
+FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
+
+
+class Application(Protocol):
+    """What a connection needs of the server behind it."""
+
+    limits: HttpLimits
+    draining: bool
+
+    def connection_opened(self, connection: HttpConnection) -> bool:
+        """False if there is no room for it."""
+        ...
+
+    def connection_closed(self, connection: HttpConnection) -> None: ...
+
+    def refuse_early(self, exchange: Exchange) -> ApiError | None:
+        """Access and route, decided by the head alone."""
+        ...
+
+    def handle(self, exchange: Exchange) -> None:
+        """Begin to answer. Never raises."""
+        ...
+
+
+class _RefusedError(Exception):
+    """Stops the parser; the reason is in the connection's `_refusal`."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """Protocol instance of one client connection."""
+
+    def __init__(self, application: Application, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport: Any = None
+        self.limits = application.limits
+        self._application = application
+        self._loop = loop
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._current: Exchange | None = None
+        self._refusal: ApiError | None = None
+        self._lingering = False
+        self._dropped_bytes = 0
+        self._pipelined_bytes = 0
+        self._in_head = False
+        self._in_body = False
+        self._upgraded = False
+        self._accepted_at = loop.time()
+        self._is_first = True
+        self._begin_message()
+
+    def _begin_message(self) -> None:
+        self._url = b""
+        self._fields: dict[bytes, bytes] = {}
+        self._field_count = 0
+        self._head_bytes = 0
+        self._unparsed_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_wire_bytes = 0
+        self._started = 0.0
+        self._exchange: Exchange | None = None
+
+    # ---- asyncio -------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
+        if not self._application.connection_opened(self):
+            self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
+            return
+        self._arm(self.limits.header_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering or self._upgraded:
+            self._drop(len(data))
+            return
+        if self._current is not None and self._count_pipelined(len(data)):
+            return
+        head_before, body_before = self._in_head, self._in_body
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request itself was complete and is answered as HTTP/1.1; nothing after it is read.
+            self._upgraded = True
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or ApiError("malformed_request"))
+            return
+        self._check_progress(len(data), head_before, body_before)
+
+    def eof_received(self) -> bool:
+        # A client that has closed its side reads no answer either. Told now, because the transport
+        # may still wait for room to write what is queued.
+        self._abandon()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._application.connection_closed(self)
+        self._abandon()
+        self._exchange = None
+
+    def _abandon(self) -> None:
+        for exchange in (self._current, *self._waiting):
+            if exchange is not None:
+                exchange.client_gone()
+        self._current = None
+        self._waiting.clear()
+
+    def pause_writing(self) -> None:
+        """More than unsent_bytes_max waits in our memory."""
+        if self._current is not None and self._current.streaming:
+            self._current.slow_reader()
+            self.transport.abort()
+        else:
+            self._arm(limits.SEND_STALL_SECONDS)
+
+    def resume_writing(self) -> None:
+        if self._current is None and not self._lingering:
+            self._arm(self.limits.keep_alive_seconds)
+
+    # ---- parser --------------------------------------------------------------------------------
+    def on_message_begin(self) -> None:
+        self._begin_message()
+        self._in_head = True
+        self._started = self._accepted_at if self._is_first else self._loop.time()
+        self._is_first = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._field_count += 1
+        self._count_head(len(name) + len(value) + FIELD_OVERHEAD_BYTES)
+        if self._field_count > self.limits.header_fields_max:
+            self._stop(self._headers_too_large())
+        if self._in_body:
+            return  # a trailer field says nothing here
+        name = name.lower()
+        if name in self._fields:
+            if name in SINGLE_FIELDS:
+                self._stop(ApiError("malformed_request"))
+            value = self._fields[name] + b", " + value
+        self._fields[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._in_body = True
+        version: str = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._stop(ApiError("unsupported_version"))
+        fields = self._fields
+        if version == "1.1" and b"host" not in fields:
+            self._stop(ApiError("malformed_request"))
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
+            self._stop(ApiError("unsupported_transfer_encoding"))
+        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        if self._parser.should_upgrade() and b"upgrade" in fields:
+            keep_alive = False
+        length = int(fields.get(b"content-length", b"0"))
+        request = Request(self._parser.get_method().decode(), self._url, fields, version == "1.1")
+        exchange = Exchange(self, request, keep_alive and not self._application.draining)
+        self._exchange = exchange
+        if length > self.limits.body_bytes_max:
+            exchange.refusal = ApiError("request_too_large", maximum=self.limits.body_bytes_max)
+        elif fields.get(b"content-encoding", b"identity").lower() != b"identity":
+            exchange.refusal = ApiError("body_encoding")
+        else:
+            exchange.refusal = self._application.refuse_early(exchange)
+        if length or coding is not None:
+            self._begin_body(exchange)
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes > self.limits.body_bytes_max:
+            self._stop(ApiError("request_too_large", maximum=self.limits.body_bytes_max))
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._in_body = False
+        self._exchange = None
+        exchange.request.body = b"".join(self._body)
+        self._body = []
+        if len(self._waiting) >= limits.PIPELINED_REQUESTS_MAX:
+            self._stop(ApiError("malformed_request"))
+        self._waiting.append(exchange)
+        if self._current is None:
+            self._next()
+
+    # ---- limits --------------------------------------------------------------------------------
+    def _stop(self, error: ApiError) -> None:
+        self._refusal = error
+        raise _RefusedError
+
+    def _headers_too_large(self) -> ApiError:
+        most = self.limits
+        return ApiError(
+            "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
+        )
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.limits.header_bytes_max:
+            self._stop(self._headers_too_large())
+
+    def _begin_body(self, exchange: Exchange) -> None:
+        """A body follows the head. Refused requests are answered now, before it is read."""
+        if exchange.refusal is not None:
+            self._stop(exchange.refusal)
+        expect = exchange.request.fields.get(b"expect", b"")
+        if expect.lower() == b"100-continue" and self._current is None:
+            self.transport.write(CONTINUE)
+
+    def _check_progress(self, size: int, head_before: bool, body_before: bool) -> None:
+        """After each read: what the parser holds back is counted, and the deadline set anew."""
+        if self._in_head:
+            # A field that is not complete is only seen as bytes that went in.
+            if head_before or not body_before:
+                self._unparsed_bytes += size
+            if self._unparsed_bytes > self.limits.header_bytes_max:
+                self._refuse(self._headers_too_large())
+                return
+        elif self._in_body and body_before:
+            self._body_wire_bytes += size
+            overhead = self._body_wire_bytes - self._body_bytes
+            if (
+                self._body_wire_bytes > limits.CHUNK_OVERHEAD_BYTES_MIN
+                and overhead > limits.CHUNK_OVERHEAD_SHARE_MAX * self._body_wire_bytes
+            ):
+                self._refuse(ApiError("chunk_overhead"))
+                return
+        if self._current is not None or self._lingering:
+            return
+        if self._in_head and not head_before:
+            self._arm_at(self._started + self.limits.header_seconds)
+        elif self._in_body and not body_before:
+            self._arm_at(self._started + self.limits.body_seconds)
+
+    def _count_pipelined(self, size: int) -> bool:
+        """True if more was sent ahead than a client that awaits an answer may send."""
+        self._pipelined_bytes += size
+        if self._pipelined_bytes <= limits.PIPELINED_BYTES_MAX:
+            return False
+        self.transport.abort()
+        return True
+
+    # ---- deadlines -----------------------------------------------------------------------------
+    def _arm(self, seconds: float) -> None:
+        self._arm_at(self._loop.time() + seconds)
+
+    def _arm_at(self, deadline: float) -> None:
+        """One timer per connection. It is moved forward lazily: when it fires too early."""
+        self._deadline = deadline
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        deadline = self._deadline
+        if deadline is None or self.transport.is_closing():
+            return
+        if self._loop.time() < deadline:
+            self._arm_at(deadline)
+        elif self._in_head:
+            self._refuse(ApiError("headers_too_slow"))
+        elif self._in_body and self._current is None:
+            self._refuse(ApiError("body_too_slow"))
+        elif self._current is None or self._lingering:
+            self.transport.abort()
+
+    # ---- answers -------------------------------------------------------------------------------
+    def _next(self) -> None:
+        """Begin to answer the request that has waited longest."""
+        exchange = self._waiting.popleft()
+        self._current = exchange
+        self._deadline = None
+        self._application.handle(exchange)
+
+    def answered(self, exchange: Exchange) -> None:
+        """The last byte of an answer was written."""
+        if self._current is not exchange:
+            return
+        self._current = None
+        self._pipelined_bytes = 0
+        if not exchange.keep_alive or self._upgraded or self._application.draining:
+            self.transport.close()
+        elif self._waiting:
+            # Not from inside the handler of the one before.
+            self._loop.call_soon(self._next_waiting)
+        elif self._in_head:
+            self._arm(self.limits.header_seconds)
+        elif self._in_body:
+            self._arm(self.limits.body_seconds)
+        else:
+            self._arm(self.limits.keep_alive_seconds)
+
+    def _next_waiting(self) -> None:
+        if self._current is None and self._waiting and not self.transport.is_closing():
+            self._next()
+
+    def close_if_idle(self) -> None:
+        """For draining: nothing is under way here."""
+        if self._current is None and not self._waiting and not self._in_body:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer an error whatever state the request is in, and end the connection."""
+        if self._current is not None:
+            # An answer is under way: nothing can be said in between.
+            self.transport.abort()
+            return
+        exchange = self._exchange
+        if exchange is None:
+            exchange = Exchange(self, Request("GET", b"", {}, True), False)
+        self._exchange = None
+        self._in_head = self._in_body = False
+        self._lingering = True
+        exchange.keep_alive = False
+        self._current = exchange
+        exchange.fail(error)
+        self._current = None
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._arm(limits.LINGER_SECONDS)
+
+    def _drop(self, size: int) -> None:
+        self._dropped_bytes += size
+        if self._dropped_bytes > limits.LINGER_BYTES_MAX:
+            self.transport.abort()
+
+

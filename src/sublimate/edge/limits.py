@@ -1,0 +1,113 @@
+"""Every bound of the HTTP edge, each with its reason. Bounds of the core are in core/limits.h.
+
+The numbers that a person may want to change are fields of HttpLimits; SUBLIMATE_HTTP_<FIELD> in the
+environment overrides them.
+
+defines: HttpLimits, limits_from_environment, and constants
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+
+import msgspec
+
+from ..errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# ---- JSON ----------------------------------------------------------------------------------------
+JSON_DEPTH_MAX = 64
+"""Nesting; checked before decoding, so that the limit is ours and not the decoder's stack."""
+JSON_KEYS_MAX = 10_000
+"""Keys of one object."""
+JSON_CONTAINERS_MAX = 200_000
+"""Objects and arrays of one body: bounds the depth check's own time."""
+
+# ---- Messages API --------------------------------------------------------------------------------
+STOP_SEQUENCES_MAX = 8
+STOP_SEQUENCE_BYTES_MAX = 256
+TEMPERATURE_MAX = 2.0
+PENALTY_MAX = 2.0
+REPETITION_PENALTY_MAX = 10.0
+LOGIT_BIAS_VALUE_MAX = 100.0
+SEED_BITS = 64
+IDENTIFIER_CHARACTERS_MAX = 256
+"""Of a model id in a request or a path."""
+PAGE_LIMIT_DEFAULT = 20
+PAGE_LIMIT_MAX = 1000
+
+# ---- connections ---------------------------------------------------------------------------------
+PIPELINED_REQUESTS_MAX = 16
+"""Requests that may wait behind the one being answered on a connection."""
+PIPELINED_BYTES_MAX = 64 * KIB
+"""Bytes that may arrive while one is being answered; then the connection is cut."""
+LINGER_SECONDS = 2.0
+"""After an early refusal: how long the rest of the body is read and dropped, so that the client
+sees the answer and not a reset."""
+LINGER_BYTES_MAX = 4 * MIB
+SEND_STALL_SECONDS = 60.0
+"""A finished answer that the client does not read."""
+CHUNK_OVERHEAD_BYTES_MIN = 100_000
+"""From this many body bytes on the wire, chunk framing may not exceed the next share of them."""
+CHUNK_OVERHEAD_SHARE_MAX = 0.8
+DESCRIPTORS_RESERVED = 64
+"""Descriptors that connections leave to everything else."""
+SOCKET_SEND_BUFFER_BYTES = 128 * KIB
+"""Kernel memory of one connection; without it the kernel takes megabytes of a stream that nobody
+reads before the budget of unsent bytes is even touched."""
+
+# ---- pacing --------------------------------------------------------------------------------------
+PING_SECONDS = 8.0
+"""Silence after which a stream gets a ping: with the timer's period below the promised 10 s."""
+TICK_SECONDS = 1.0
+OFFLOAD_BYTES_MIN = 16 * KIB
+"""Bodies from here on are prepared on a worker thread, so that streams keep their pace."""
+PREPARE_THREADS = 2
+OVERLOAD_RETRY_SECONDS = 1
+ENGINE_LOST_RETRY_SECONDS = 1
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of section 2 of the reliability rules."""
+
+    header_bytes_max: int = 16 * KIB
+    header_fields_max: int = 100
+    header_seconds: float = 10.0
+    """From accept, or from the first byte of a later request; absolute."""
+    body_seconds: float = 60.0
+    body_bytes_max: int = 32 * MIB
+    keep_alive_seconds: float = 180.0
+    """Idle connections. Longer than any client's pool keeps one (120 s)."""
+    unsent_bytes_max: int = 256 * KIB
+    connections_max: int = 0
+    """0: as many as the descriptor limit allows."""
+    messages_max: int = 10_000
+    tools_max: int = 128
+    ping_seconds: float = PING_SECONDS
+
+    def connection_cap(self) -> int:
+        """Connections that may be open at once, below RLIMIT_NOFILE."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = max(1, soft - DESCRIPTORS_RESERVED)
+        return min(self.connections_max or room, room)
+
+
+def limits_from_environment(environment: Mapping[str, str]) -> HttpLimits:
+    """Defaults, overridden by SUBLIMATE_HTTP_*. Raises ConfigError that names the variable."""
+    chosen: dict[str, float] = {}
+    for field in msgspec.structs.fields(HttpLimits):
+        variable = f"SUBLIMATE_HTTP_{field.name.upper()}"
+        text = environment.get(variable, "")
+        if not text:
+            continue
+        try:
+            value = int(text) if field.type is int else float(text)
+        except ValueError:
+            value = -1
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{variable} = {text!r}: expected a number that is not negative.")
+        chosen[field.name] = value
+    return msgspec.convert(chosen, HttpLimits)

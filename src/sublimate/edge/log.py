@@ -1,0 +1,79 @@
+"""Log lines of the edge: text for people or JSON lines. Never the text of a prompt or an answer.
+
+defines: configure, log_exchange
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config import LogSettings
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+    from .stream import Answer
+
+REQUESTS = logging.getLogger("sublimate.request")
+MILLISECONDS = 1000.0
+PATH_CHARACTERS_MAX = 200
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """The same for a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return " ".join([text, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def configure(settings: LogSettings) -> None:
+    """Send the package's log lines to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    logger = logging.getLogger("sublimate")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(settings.log_level.upper())
+
+
+def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
+    """One line per answer."""
+    if not REQUESTS.isEnabledFor(level):
+        return
+    elapsed = time.monotonic() - exchange.started_seconds
+    fields: dict[str, Any] = {
+        "request_id": exchange.request_id,
+        "status": exchange.status,
+        "milliseconds": round(elapsed * MILLISECONDS, 1),
+    }
+    if answer is not None:
+        fields["prompt_tokens"] = answer.prompt_tokens
+        fields["cached_tokens"] = answer.cached_tokens
+        fields["output_tokens"] = answer.output_tokens
+        fields["end"] = answer.stop_reason
+    path = ascii(exchange.request.path[:PATH_CHARACTERS_MAX])[1:-1]
+    REQUESTS.log(level, "%s %s", exchange.request.method, path, extra={"fields": fields})

@@ -1,0 +1,208 @@
+"""Numbers for Prometheus: what the edge measures itself, and the loop's counters from its region.
+
+Names and bucket edges are those that dashboards for this kind of server already use, with our
+prefix. Observing costs a bisection and two additions: it happens once per event of a stream.
+
+defines: Histogram, Metrics
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from .engine import EngineLink
+    from .stream import Answer
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "sublimate_"
+FIRST_TOKEN_EDGES = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+INTER_TOKEN_EDGES = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+REQUEST_EDGES = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+
+class Histogram:
+    """Counts by bucket; one thread writes."""
+
+    __slots__ = ("_counts", "_edges", "_sum")
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self._edges = edges
+        self._counts = [0] * (len(edges) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._edges, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def family(self, name: str, text: str, labels: dict[str, str]) -> HistogramMetricFamily:
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for edge, count in zip((*map(str, self._edges), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((edge, float(total)))
+        family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets, self._sum)
+        return family
+
+
+# Counters of the loop: field of its stats page -> (metric, help).
+LOOP_COUNTERS = {
+    "step_count": ("steps", "Steps of the loop."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
+    "generated_tokens": ("generation_tokens", "Tokens generated."),
+    "cached_tokens": ("prefix_cache_hits", "Prompt tokens that came from the prefix cache."),
+    "accepted": ("requests_accepted", "Records taken from the rings."),
+    "finished": ("requests_finished", "Terminal events published."),
+    "cancelled_queue": ("cancelled_in_queue", "Requests cancelled while they waited."),
+    "cancelled_prefill": ("cancelled_in_prefill", "Requests cancelled in prefill."),
+    "cancelled_decode": ("cancelled_in_decode", "Requests cancelled in decode."),
+    "stale_cancels": ("stale_cancels", "Cancels that met no request."),
+    "refused": ("requests_refused", "Requests that the loop refused."),
+    "failed": ("requests_failed", "Requests that failed in the model."),
+    "mask_waits": ("mask_waits", "Row-steps that waited for a token mask."),
+    "ring_full_waits": ("ring_full_waits", "Steps that waited for room in the token ring."),
+    "evictions": ("evictions", "Pages evicted from the prefix cache."),
+}
+LOOP_GAUGES = {
+    "running": ("num_requests_running", "Requests that hold pages."),
+    "waiting": ("num_requests_waiting", "Requests accepted and not admitted."),
+    "pages_total": ("kv_pages", "Pages of keys and values."),
+    "pages_free": ("kv_pages_free", "Pages on the free list."),
+    "pages_cached": ("kv_pages_cached", "Pages without an owner that can still be found."),
+    "pages_reserved": ("kv_pages_reserved", "Pages promised and not yet taken."),
+    "last_step_rows": ("step_rows", "Rows of the last step."),
+}
+
+
+class Metrics(Collector):
+    """All numbers of one edge."""
+
+    def __init__(self, model_name: str) -> None:
+        self.first_token = Histogram(FIRST_TOKEN_EDGES)
+        self.inter_token = Histogram(INTER_TOKEN_EDGES)
+        self.end_to_end = Histogram(REQUEST_EDGES)
+        self.queue = Histogram(REQUEST_EDGES)
+        self.inference = Histogram(REQUEST_EDGES)
+        self.prefill = Histogram(REQUEST_EDGES)
+        self.decode = Histogram(REQUEST_EDGES)
+        self.ends: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
+        self.pings = 0
+        self.connections = 0
+        self.engine: Callable[[], EngineLink | None] = lambda: None
+        self.answers: Callable[[], int] = lambda: 0
+        self._model_name = model_name
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count_answer(self, answer: Answer, now_seconds: float) -> None:
+        """A complete answer."""
+        begun, admitted = answer.exchange.started_seconds, answer.admitted_seconds
+        self.end_to_end.observe(now_seconds - begun)
+        self.queue.observe(max(0.0, admitted - begun))
+        self.inference.observe(now_seconds - admitted)
+        if answer.first_token_seconds:
+            self.prefill.observe(answer.first_token_seconds - admitted)
+            self.decode.observe(now_seconds - answer.first_token_seconds)
+
+    def count_end(self, reason: str) -> None:
+        self.ends[reason] += 1
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    # ---- collector -----------------------------------------------------------------------------
+    def collect(self) -> Iterator[Any]:
+        labels = {"model_name": self._model_name, "engine": "0"}
+        yield from self._edge_families(labels)
+        engine = self.engine()
+        if engine is not None:
+            yield from _loop_families(engine, labels)
+
+    def _edge_families(self, labels: dict[str, str]) -> Iterator[Any]:
+        named = (
+            ("time_to_first_token_seconds", "Receipt to first token.", self.first_token),
+            ("inter_token_latency_seconds", "Between events with tokens.", self.inter_token),
+            ("e2e_request_latency_seconds", "Receipt to end.", self.end_to_end),
+            ("request_queue_time_seconds", "Receipt to admission.", self.queue),
+            ("request_inference_time_seconds", "Admission to end.", self.inference),
+            ("request_prefill_time_seconds", "Admission to first token.", self.prefill),
+            ("request_decode_time_seconds", "First token to end.", self.decode),
+        )
+        for name, text, histogram in named:
+            yield histogram.family(name, text, labels)
+        yield _counters("request_success", "Ends by reason.", "finished_reason", self.ends, labels)
+        yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
+        yield _gauge("http_connections", "Open connections.", self.connections, labels)
+        yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
+        pings = CounterMetricFamily(PREFIX + "pings", "Pings sent.", labels=list(labels))
+        pings.add_metric(list(labels.values()), self.pings)
+        yield pings
+
+
+def _counters(
+    name: str, text: str, label: str, values: Counter[str], labels: dict[str, str]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
+    for value, count in sorted(values.items()):
+        family.add_metric([*labels.values(), value], count)
+    return family
+
+
+def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
+    stats = engine.stats()
+    for field, (name, text) in LOOP_COUNTERS.items():
+        family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), stats[field])
+        yield family
+    queries = CounterMetricFamily(
+        PREFIX + "prefix_cache_queries", "Prompt tokens looked up.", labels=list(labels)
+    )
+    queries.add_metric(list(labels.values()), stats["prompt_tokens"])
+    yield queries
+    preemptions = CounterMetricFamily(
+        PREFIX + "num_preemptions", "Always 0: admission reserves.", labels=list(labels)
+    )
+    preemptions.add_metric(list(labels.values()), 0)
+    yield preemptions
+    for field, (name, text) in LOOP_GAUGES.items():
+        yield _gauge(name, text, stats[field], labels)
+    total = max(1, stats["pages_total"])
+    used = total - stats["pages_free"] - stats["pages_cached"]
+    yield _gauge("kv_cache_usage_perc", "Share of pages with an owner.", used / total, labels)
+    share = stats["utilization_ppm"] / 1e6
+    yield _gauge("engine_utilization", "Share of the measured roofline, last second.", share, labels)
+    info = InfoMetricFamily(PREFIX + "cache_config", "Pages.", labels=list(labels))
+    pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
+    info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})
+    yield info

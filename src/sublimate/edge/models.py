@@ -1,0 +1,111 @@
+"""GET /v1/models and /v1/models/{id}: one entry that clients of both API families can read.
+
+defines: list_models, retrieve_model, entry
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from . import limits
+from .errors import ApiError, field_error
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+
+NO: dict[str, Any] = {"supported": False}
+YES: dict[str, Any] = {"supported": True}
+CAPABILITIES: dict[str, Any] = {
+    "batch": NO,
+    "citations": NO,
+    "code_execution": NO,
+    "context_management": {
+        "supported": False,
+        "clear_tool_uses_20250919": NO,
+        "clear_thinking_20251015": NO,
+        "compact_20260112": NO,
+    },
+    "effort": {
+        "supported": False,
+        **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), NO),
+    },
+    "image_input": NO,
+    "pdf_input": NO,
+    "server_tools": {"supported": False, "code_execution": NO, "web_search": NO},
+    "structured_outputs": NO,
+    "thinking": {"supported": False, "types": {"adaptive": NO, "enabled": NO}},
+}
+
+
+def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
+    """The union of both families' fields. Token counts are what is served, not what was trained."""
+    model = server.model
+    created = datetime.fromtimestamp(model.created_seconds, UTC)
+    context = server.context_tokens
+    return {
+        "type": "model",
+        "id": identifier,
+        "display_name": model.display_name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "line": None,
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "capabilities": CAPABILITIES,
+        "deprecated_at": None,
+        "retires_at": None,
+        "object": "model",
+        "created": model.created_seconds,
+        "owned_by": "sublimate",
+        "template": str(model.template.report),
+    }
+
+
+def list_models(server: EdgeServer, exchange: Exchange) -> None:
+    """A page of models. Raises ApiError."""
+    query = parse_qs(exchange.request.query)
+    identifiers = list(server.model.listed)
+    first, last = 0, len(identifiers)
+    if after := query.get("after_id"):
+        first = _place(identifiers, after[-1], "after_id") + 1
+    if before := query.get("before_id"):
+        last = _place(identifiers, before[-1], "before_id")
+    limit = _limit(query.get("limit", [str(limits.PAGE_LIMIT_DEFAULT)])[-1])
+    chosen = identifiers[first:last]
+    # Before an id, the page nearest to it.
+    shown = chosen[-limit:] if "before_id" in query and "after_id" not in query else chosen[:limit]
+    page = {
+        "data": [entry(server, identifier) for identifier in shown],
+        "has_more": len(shown) < len(chosen),
+        "first_id": shown[0] if shown else None,
+        "last_id": shown[-1] if shown else None,
+        "object": "list",
+    }
+    exchange.send_json(200, msgspec.json.encode(page))
+
+
+def _place(identifiers: list[str], identifier: str, field: str) -> int:
+    if identifier not in identifiers:
+        raise field_error(field, "not an id of this list")
+    return identifiers.index(identifier)
+
+
+def _limit(text: str) -> int:
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else 0
+    if not 1 <= limit <= limits.PAGE_LIMIT_MAX:
+        raise field_error("limit", f"expected an integer from 1 to {limits.PAGE_LIMIT_MAX}")
+    return limit
+
+
+def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:
+    """One model by id or alias. Raises ApiError."""
+    requested = exchange.request.segments()[-1]
+    if not requested:
+        raise ApiError("not_found")
+    server.model.resolve(requested)
+    exchange.send_json(200, msgspec.json.encode(entry(server, requested)))

@@ -1,0 +1,188 @@
+"""GET /openapi.json and /docs: what this server takes, as a document and as a page.
+
+The page is whole in itself: no script, no request to anybody else.
+
+defines: document, page
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config import PROFILES
+from . import limits
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+
+ERROR_STATUSES = (400, 401, 403, 404, 405, 408, 413, 431, 500, 503, 529)
+
+
+def _number(low: float, high: float, text: str) -> dict[str, Any]:
+    return {"type": "number", "minimum": low, "maximum": high, "description": text}
+
+
+REQUEST_PROPERTIES: dict[str, Any] = {
+    "model": {"type": "string", "description": "An id of /v1/models; claude-* names the same."},
+    "max_tokens": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "Most tokens to generate; 0 only fills the prefix cache.",
+    },
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {"$ref": "#/components/schemas/Message"},
+        "description": "Turns in order. A last assistant turn is continued.",
+    },
+    "system": {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"$ref": "#/components/schemas/TextBlock"}},
+        ]
+    },
+    "stream": {"type": "boolean", "description": "Server-sent events."},
+    "stop_sequences": {
+        "type": "array",
+        "maxItems": limits.STOP_SEQUENCES_MAX,
+        "items": {"type": "string", "minLength": 1},
+    },
+    "temperature": _number(0, limits.TEMPERATURE_MAX, "0 is greedy; default 1."),
+    "top_p": _number(0, 1, "Nucleus; above 0."),
+    "top_k": {"type": "integer", "minimum": 0, "description": "0 is off."},
+    "min_p": _number(0, 1, "Below 1; 0 is off."),
+    "seed": {"type": "integer", "description": "A seeded request repeats."},
+    "repetition_penalty": _number(0, limits.REPETITION_PENALTY_MAX, "Above 0; 1 is off."),
+    "presence_penalty": _number(-limits.PENALTY_MAX, limits.PENALTY_MAX, "0 is off."),
+    "frequency_penalty": _number(-limits.PENALTY_MAX, limits.PENALTY_MAX, "0 is off."),
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number"},
+        "description": "Token id to bias.",
+    },
+    "stop_token_ids": {"type": "array", "items": {"type": "integer"}},
+    "ignore_eos": {"type": "boolean", "description": "Only max_tokens ends the answer."},
+    "execution_profile": {"type": "string", "enum": list(PROFILES)},
+}
+SCHEMAS: dict[str, Any] = {
+    "MessagesRequest": {
+        "type": "object",
+        "required": ["model", "max_tokens", "messages"],
+        "properties": REQUEST_PROPERTIES,
+    },
+    "Message": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "enum": ["user", "assistant", "system"]},
+            "content": REQUEST_PROPERTIES["system"],
+        },
+    },
+    "TextBlock": {
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    },
+    "Error": {
+        "type": "object",
+        "required": ["type", "error", "request_id"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+            "request_id": {"type": "string"},
+        },
+    },
+}
+# Path -> (method, what it does, whether it takes a messages request).
+PATHS: dict[str, tuple[str, str, bool]] = {
+    "/v1/messages": ("post", "Create a message, streamed or whole.", True),
+    "/v1/messages/count_tokens": ("post", "Count the prompt tokens of a request.", True),
+    "/v1/models": ("get", "List models (after_id, before_id, limit).", False),
+    "/v1/models/{id}": ("get", "One model.", False),
+    "/livez": ("get", "The process answers.", False),
+    "/readyz": ("get", "New requests would be served.", False),
+    "/health": ("get", "The engine makes progress.", False),
+    "/version": ("get", "Version, model, policy digest.", False),
+    "/metrics": ("get", "Numbers for Prometheus.", False),
+}
+
+
+def describe(version: str) -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, Any] = {}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for path, (method, text, takes_request) in PATHS.items():
+        responses: dict[str, Any] = {"200": {"description": "OK"}}
+        for status in ERROR_STATUSES:
+            responses[str(status)] = {"description": "Error", "content": error}
+        operation: dict[str, Any] = {"summary": text, "responses": responses}
+        if takes_request:
+            schema = {"$ref": "#/components/schemas/MessagesRequest"}
+            body = {"required": True, "content": {"application/json": {"schema": schema}}}
+            operation["requestBody"] = body
+        paths[path] = {method: operation}
+    schemes = {
+        "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        "bearer": {"type": "http", "scheme": "bearer"},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sublimate", "version": version},
+        "paths": paths,
+        "components": {"schemas": SCHEMAS, "securitySchemes": schemes},
+        "security": [{"apiKey": []}, {"bearer": []}],
+    }
+
+
+def document(server: EdgeServer, exchange: Exchange) -> None:
+    exchange.send_json(200, msgspec.json.encode(describe(server.version)))
+
+
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
+    "code,pre{font-family:ui-monospace,monospace}pre{background:#8881;padding:1rem;overflow:auto}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem;"
+    "border-bottom:1px solid #8884;vertical-align:top}"
+)
+EXAMPLE = """curl {base}/v1/messages -H 'content-type: application/json' -d '{{
+  "model": "{model}", "max_tokens": 128, "stream": true,
+  "messages": [{{"role": "user", "content": "Hello"}}]
+}}'"""
+
+
+def page(server: EdgeServer, exchange: Exchange) -> None:
+    """The same for a person."""
+    rows = "".join(
+        f"<tr><td><code>{method.upper()}</code></td><td><code>{html.escape(path)}</code></td>"
+        f"<td>{html.escape(text)}</td></tr>"
+        for path, (method, text, _) in PATHS.items()
+    )
+    fields = "".join(
+        f"<tr><td><code>{html.escape(name)}</code></td>"
+        f"<td>{html.escape(str(schema.get('type', 'string or blocks')))}</td>"
+        f"<td>{html.escape(str(schema.get('description', '')))}</td></tr>"
+        for name, schema in REQUEST_PROPERTIES.items()
+    )
+    example = EXAMPLE.format(base="http://127.0.0.1:8000", model=server.model.name)
+    text = (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Sublimate API</title>"
+        f"<style>{STYLE}</style><h1>Sublimate {html.escape(server.version)}</h1>"
+        f"<p>Model <code>{html.escape(server.model.name)}</code>. "
+        "The whole description: <a href=/openapi.json>/openapi.json</a>.</p>"
+        f"<pre>{html.escape(example)}</pre><h2>Paths</h2><table>{rows}</table>"
+        f"<h2>Fields of a message request</h2><table>{fields}</table></html>"
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    headers = [
+        ("content-type", "text/html; charset=utf-8"),
+        ("content-security-policy", policy),
+        ("x-content-type-options", "nosniff"),
+    ]
+    exchange.send(200, headers, text.encode())

@@ -1,0 +1,64 @@
+"""Small answers: start-up probes of clients, health, version, metrics.
+
+defines: empty, live, ready, health, version, metrics
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from . import metrics as numbers
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+
+UNAVAILABLE = 503
+
+
+def empty(server: EdgeServer, exchange: Exchange) -> None:
+    """HEAD / and HEAD /api/hello: is somebody there?"""
+    del server
+    exchange.send(200, [], b"")
+
+
+def live(server: EdgeServer, exchange: Exchange) -> None:
+    """The process answers; nothing is said about the engine."""
+    del server
+    exchange.send_json(200, b'{"status":"ok"}')
+
+
+def ready(server: EdgeServer, exchange: Exchange) -> None:
+    """New requests would be served now."""
+    reason = server.unready_reason()
+    if reason:
+        body = {"status": "unavailable", "reason": reason}
+        exchange.send_json(UNAVAILABLE, msgspec.json.encode(body))
+    else:
+        exchange.send_json(200, b'{"status":"ready"}')
+
+
+def health(server: EdgeServer, exchange: Exchange) -> None:
+    """The engine makes steps while there is work; never "the port answers"."""
+    engine = server.engine
+    if engine is None or not engine.is_healthy():
+        exchange.send_json(UNAVAILABLE, b'{"status":"unhealthy"}')
+    else:
+        exchange.send_json(200, b'{"status":"ok"}')
+
+
+def version(server: EdgeServer, exchange: Exchange) -> None:
+    body = {
+        "name": "sublimate",
+        "version": server.version,
+        "model": server.model.name,
+        "policy": server.policy_digest,
+        "template": str(server.model.template.report),
+    }
+    exchange.send_json(200, msgspec.json.encode(body))
+
+
+def metrics(server: EdgeServer, exchange: Exchange) -> None:
+    exchange.send(200, [("content-type", numbers.CONTENT_TYPE)], server.metrics.exposition())

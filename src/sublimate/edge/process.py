@@ -1,0 +1,106 @@
+"""The edge process: follows the supervisor's control channel beside the event loop.
+
+defines: main, EdgeProcess
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+
+import msgspec
+import uvloop
+
+from .. import _core
+from ..control import channel
+from ..control.child import enter_child
+from ..errors import ExitCode, SublimateError
+from .app import EdgeServer
+from .limits import limits_from_environment
+from .log import configure
+from .server import create_server
+from .textmodel import load_text_model
+
+LOG = logging.getLogger("sublimate.edge")
+
+
+def main() -> None:
+    """Entry of `python -m sublimate.edge`. Ends with the supervisor's Stop, or with it."""
+    control = enter_child(channel.ToEdge)
+    try:
+        received = control.receive()
+        if received is None or not isinstance(received.message, channel.Start):
+            return
+        uvloop.run(EdgeProcess(control).serve(received.message, received.fds))
+    except SublimateError as error:
+        sys.stderr.write(f"sublimate: {error}\n")
+        sys.exit(error.exit_code)
+
+
+class EdgeProcess:
+    """One edge under a supervisor."""
+
+    def __init__(self, control: channel.Channel[channel.ToEdge]) -> None:
+        self._control = control
+        self._ended = asyncio.Event()
+        self._server: EdgeServer | None = None
+
+    async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
+        """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
+        configure(start.log)
+        model = load_text_model(start.model_path, start.model_name)
+        if len(fds) != 1:
+            raise SublimateError("The supervisor sent no listening socket.")
+        sock = socket.socket(fileno=fds[0])
+        http_limits = limits_from_environment(os.environ)
+        self._server = await create_server(start.settings, model, sock, http_limits=http_limits)
+        loop = asyncio.get_running_loop()
+        self._control.setblocking(False)
+        loop.add_reader(self._control.fileno(), self._follow, self._server)
+        self._tell(channel.EdgeReady(info={"template": str(model.template.report)}))
+        try:
+            await self._ended.wait()
+        finally:
+            loop.remove_reader(self._control.fileno())
+            self._server.close()
+            await asyncio.sleep(0)  # what was written last goes out
+
+    def _follow(self, server: EdgeServer) -> None:
+        """All messages that have arrived."""
+        while not self._ended.is_set():
+            try:
+                received = self._control.receive()
+            except BlockingIOError:
+                return
+            except msgspec.DecodeError:
+                LOG.exception("a control message cannot be read")
+                sys.exit(ExitCode.BUG)
+            if received is None:
+                self._ended.set()
+                return
+            self._obey(server, received)
+
+    def _obey(self, server: EdgeServer, received: channel.Received[channel.ToEdge]) -> None:
+        match received.message:
+            case channel.EngineUp(info=info):
+                region = _core.Region.attach(*received.fds)
+                for fd in received.fds:
+                    os.close(fd)
+                server.engine_up(region, info)
+            case channel.EngineLost(reason=reason, message=message):
+                server.engine_lost(reason, message)
+            case channel.Drain(seconds=seconds):
+                server.drain(seconds, lambda: self._tell(channel.Drained()))
+            case channel.Stop():
+                self._ended.set()
+            case channel.Start():
+                LOG.error("a second start was ignored")
+
+    def _tell(self, message: channel.Message) -> None:
+        try:
+            self._control.send(message)
+        except OSError:
+            self._ended.set()  # the supervisor is gone

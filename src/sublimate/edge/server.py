@@ -1,0 +1,53 @@
+"""Starts an edge in the running event loop: for its own process, for tests, for use inside another.
+
+defines: create_server
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from .. import _core
+from ..config import EdgeSettings
+from . import limits
+from .app import EdgeServer
+from .limits import HttpLimits
+from .textmodel import TextModel
+
+KEEP_ALIVE_IDLE_SECONDS = 60
+KEEP_ALIVE_INTERVAL_SECONDS = 15
+KEEP_ALIVE_PROBES = 4
+
+
+async def create_server(
+    settings: EdgeSettings,
+    model: TextModel,
+    sock: socket.socket,
+    *,
+    http_limits: HttpLimits | None = None,
+    region: _core.Region | None = None,
+    engine_info: dict[str, Any] | None = None,
+) -> EdgeServer:
+    """An edge that answers on a listening socket; with a region it serves from the start.
+
+    engine_info: as the engine reports it: at least context_length.
+    """
+    server = EdgeServer(settings, model, http_limits)
+    if region is not None:
+        server.engine_up(region, engine_info or {})
+    tune(sock)
+    await server.listen(sock)
+    return server
+
+
+def tune(sock: socket.socket) -> None:
+    """Options that accepted connections inherit: bounded kernel memory, and a client whose machine
+    has gone is noticed."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SOCKET_SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,233 @@
+"""The answer to one message request, fed by the engine's events: as a stream or collected.
+
+An answer owns the request from submission to its one terminal event. Its client may go first: then
+the request is cancelled, and what still comes is dropped.
+
+defines: Answer, StreamedAnswer, CollectedAnswer
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .. import _core
+from . import limits
+from .engine import EngineLink, Ticket
+from .errors import ApiError
+from .exchange import Exchange, Header
+from .metrics import Metrics
+
+LOG = logging.getLogger("sublimate.edge")
+ENCODE = msgspec.json.Encoder().encode
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+COMPLETE = frozenset(("end_turn", "max_tokens", "stop_sequence"))
+
+
+class Answer:
+    """What both kinds share: life, pacing, numbers."""
+
+    format = ""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        metrics: Metrics,
+        *,
+        message_id: str,
+        model_name: str,
+        prompt_tokens: int,
+        ping_seconds: float,
+        headers: Callable[[], list[Header]],
+        on_end: Callable[[Answer], None],
+    ) -> None:
+        self.exchange = exchange
+        self.message_id = message_id
+        self.model_name = model_name
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.admitted_seconds = 0.0
+        self.first_token_seconds = 0.0
+        self.stop_reason = ""
+        self._metrics = metrics
+        self._ping_seconds = ping_seconds
+        self._headers = headers
+        self._on_end = on_end
+        self._engine: EngineLink | None = None
+        self._ticket: Ticket | None = None
+        self._last_seconds = exchange.started_seconds
+        """When the client last heard something."""
+        self._ended = False
+
+    def begin(self, engine: EngineLink, ticket: Ticket) -> None:
+        """The request was submitted."""
+        self._engine, self._ticket = engine, ticket
+        self.exchange.on_gone = self._client_gone
+        if self.exchange.gone:
+            self._client_gone()
+
+    # ---- events of the engine --------------------------------------------------------------------
+    def on_event(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        if self._ended:
+            return
+        if event.admitted:
+            self.cached_tokens = event.cached_tokens
+            self.admitted_seconds = now_seconds
+        if event.output_tokens > self.output_tokens:
+            self._count_tokens(event.output_tokens, now_seconds)
+        if event.finished:
+            self._finished(event)
+            self._end(event.stop_reason, now_seconds)
+        else:
+            self._progress(event, now_seconds)
+
+    def _count_tokens(self, output_tokens: int, now_seconds: float) -> None:
+        if not self.first_token_seconds:
+            self.first_token_seconds = now_seconds
+            self._metrics.first_token.observe(now_seconds - self.exchange.started_seconds)
+        else:
+            self._metrics.inter_token.observe(now_seconds - self._token_seconds)
+        self._token_seconds = now_seconds
+        self.output_tokens = output_tokens
+
+    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        raise NotImplementedError
+
+    def _finished(self, event: _core.StreamEvent) -> None:
+        raise NotImplementedError
+
+    def _refusal(self, event: _core.StreamEvent) -> ApiError:
+        """The error for an answer that did not complete."""
+        if event.stop_reason == "refused" and event.refuse_reason == "queue_full":
+            return ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+        if event.stop_reason == "refused":
+            # The edge checks what the loop checks; a difference is a bug of ours.
+            LOG.error("the engine refused a request: %s", event.refuse_reason)
+            return ApiError("internal")
+        if event.stop_reason == "cancelled":
+            return ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
+        return ApiError("generation_failed")
+
+    # ---- other ends --------------------------------------------------------------------------------
+    def engine_lost(self) -> None:
+        """The engine ended; the client is told at once."""
+        self.abort(ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS), "engine_lost")
+
+    def abort(self, error: ApiError, reason: str) -> None:
+        """End with an error that the engine did not cause."""
+        if self._ended:
+            return
+        self._cancel()
+        self.exchange.fail(error)
+        self._end(reason, 0.0)
+
+    def _client_gone(self) -> None:
+        if self._ended:
+            return
+        self._cancel()
+        self._end("slow_reader" if self.exchange.was_slow else "client_gone", 0.0)
+
+    def _cancel(self) -> None:
+        if self._engine is not None and self._ticket is not None:
+            self._engine.cancel(self._ticket)
+
+    def _end(self, reason: str, now_seconds: float) -> None:
+        self._ended = True
+        self.stop_reason = reason
+        if reason in COMPLETE:
+            self._metrics.count_answer(self, now_seconds)
+        self._metrics.count_end(reason)
+        self._on_end(self)
+
+    def tick(self, now_seconds: float) -> None:
+        """Once a second."""
+
+
+class StreamedAnswer(Answer):
+    """Server-sent events. Frames come ready from the core; pings are made here."""
+
+    format = "sse"
+
+    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        if event.data:
+            self._open()
+            self.exchange.write(event.data)
+            self._last_seconds = now_seconds
+
+    def _open(self) -> None:
+        """The head of the answer: at admission, or with the first ping in a long queue."""
+        if not self.exchange.streaming:
+            self.exchange.start_stream(self._headers())
+
+    def _finished(self, event: _core.StreamEvent) -> None:
+        if event.stop_reason in COMPLETE:
+            self._open()
+            self.exchange.finish(event.data)
+        else:
+            if event.admitted:
+                self._open()
+            self.exchange.fail(self._refusal(event))
+
+    def tick(self, now_seconds: float) -> None:
+        if self._ended or now_seconds - self._last_seconds < self._ping_seconds:
+            return
+        self._open()
+        self.exchange.write(PING)
+        self._metrics.pings += 1
+        self._last_seconds = now_seconds
+
+
+class CollectedAnswer(Answer):
+    """One JSON message at the end."""
+
+    format = "text"
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._admission_headers: list[Header] | None = None
+
+    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        if event.admitted:
+            self._admission_headers = self._headers()
+
+    def _finished(self, event: _core.StreamEvent) -> None:
+        if event.stop_reason not in COMPLETE:
+            self.exchange.fail(self._refusal(event))
+            return
+        headers = self._admission_headers
+        if headers is None:
+            headers = self._headers()
+        self.exchange.send_json(200, ENCODE(self._message(event)), headers)
+
+    def _message(self, event: _core.StreamEvent) -> dict[str, Any]:
+        content = [{"type": "text", "text": event.text}] if event.text else []
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model_name,
+            "content": content,
+            "stop_reason": event.stop_reason,
+            "stop_sequence": event.stop_sequence,
+            "stop_details": None,
+            "container": None,
+            "diagnostics": None,
+            "usage": usage(self.prompt_tokens, self.cached_tokens, event.output_tokens),
+        }
+
+
+def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """Integers that add up: input + cache_read + cache_creation = prompt."""
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": output_tokens,
+        "service_tier": "standard",
+    }

@@ -1,0 +1,74 @@
+"""What the edge knows of the model: its names, tokenizer, template and the bytes of its tokens.
+
+defines: TextModel, load_text_model
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from ..errors import ModelError
+from ..model.template import ChatTemplate
+from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
+from . import limits
+from .errors import ApiError
+
+VENDOR_PREFIX = "claude-"
+"""Any id that begins so names the loaded model: clients work by changing the base URL alone, and
+one of them lists only ids that contain this word."""
+ALWAYS = ("default", "sublimate")
+
+
+class TextModel:
+    """One loaded model, seen from the text side. Immutable."""
+
+    def __init__(
+        self, name: str, tokenizer: Tokenizer, template: ChatTemplate, display_name: str = ""
+    ) -> None:
+        self.name = name
+        self.display_name = display_name or name
+        self.created_seconds = int(time.time())
+        self.tokenizer = tokenizer
+        self.template = template
+        self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
+        self.listed = (name, VENDOR_PREFIX + name)
+        self._names = {name, name.lower(), display_name, *self.listed, *ALWAYS}
+
+    def resolve(self, requested: str) -> str:
+        """The model's own name for an id of a request. Raises ApiError (404) for an unknown one.
+
+        A request's id is looked up, never joined to anything.
+        """
+        known = requested in self._names or requested.startswith(VENDOR_PREFIX)
+        if known and len(requested) <= limits.IDENTIFIER_CHARACTERS_MAX:
+            return self.name
+        shown = requested[: limits.IDENTIFIER_CHARACTERS_MAX]
+        raise ApiError("unknown_model", model=shown)
+
+
+def text_model_from_metadata(name: str, metadata: Mapping[str, Any]) -> TextModel:
+    """From GGUF metadata. Raises ModelError."""
+    tokenizer = tokenizer_from_metadata(metadata)
+    source = metadata.get("tokenizer.chat_template", "")
+    if not isinstance(source, str):
+        raise ModelError("The model file is damaged: its chat template is not text.")
+    template = ChatTemplate(
+        source,
+        tokenizer.special,
+        bos_token=tokenizer.special_text(tokenizer.bos_id),
+        eos_token=tokenizer.special_text(tokenizer.eos_id),
+    )
+    return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")))
+
+
+def load_text_model(path: str, name: str = "") -> TextModel:
+    """From a GGUF file. Raises ModelError."""
+    try:
+        metadata = _core.Gguf(path).metadata
+    except _core.CoreError as error:
+        raise ModelError(str(error)) from None
+    return text_model_from_metadata(name or Path(path).stem, metadata)
