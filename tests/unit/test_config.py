@@ -157,6 +157,7 @@ def test_settings_survive_the_control_channel() -> None:
 
 
 def test_bounds_equal_those_of_the_core() -> None:
-    core = pytest.importorskip("sublimate._core")
+    from sublimate import _core as core
+
     assert core.LIMITS["CONTEXT_TOKENS_MAX"] == config.CONTEXT_TOKENS_MAX
     assert core.LIMITS["QUEUE_MAX"] == config.QUEUE_MAX

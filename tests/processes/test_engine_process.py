@@ -1,0 +1,101 @@
+"""The engine process alone, driven over its control channel."""
+
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublimate import _core
+from sublimate.config import EngineSettings
+from sublimate.control import channel
+from sublimate.control.child import spawn
+
+SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
+
+
+class EngineChild:
+    """An engine process and what it says."""
+
+    def __init__(self, script: str) -> None:
+        self.process, self.control = spawn("sublimate.engine", channel.FromEngine)
+        self.control.send(
+            channel.Load(settings=EngineSettings(script=script), model_path="/nonexistent")
+        )
+
+    def next(self) -> Any:
+        ready, _, _ = select.select([self.control.fileno()], [], [], 20)
+        assert ready, "the engine says nothing"
+        received = self.control.receive()
+        return None if received is None else received.message
+
+    def end(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[EngineChild]:
+    script = tmp_path / "script.json"
+    script.write_text(SCRIPT)
+    running = EngineChild(str(script))
+    yield running
+    running.end()
+
+
+def test_edges_come_and_go_more_often_than_there_are_places(child: EngineChild) -> None:
+    assert isinstance(child.next(), channel.Ready)
+    for edge in range(3 * _core.LIMITS["EDGES_MAX"]):
+        region = _core.Region.create(100)
+        child.control.send(channel.Attach(edge=edge), region.fds)
+        assert child.next() == channel.Attached(edge=edge)
+        assert region.stats()["accepted"] == 0
+        child.control.send(channel.Detach(edge=edge))
+        assert child.next() == channel.Detached(edge=edge)
+    child.control.send(channel.Detach(edge=12345))
+    assert child.next() == channel.Detached(edge=12345)
+
+
+def test_stop_ends_it_cleanly(child: EngineChild) -> None:
+    assert isinstance(child.next(), channel.Ready)
+    child.control.send(channel.Stop())
+    assert child.process.wait(5) == 0
+
+
+def test_it_ends_when_the_supervisor_is_gone(child: EngineChild) -> None:
+    assert isinstance(child.next(), channel.Ready)
+    child.control.close()
+    assert child.process.wait(5) == 0
+
+
+def test_a_wrong_script_is_a_failed_message_and_an_end(tmp_path: Path) -> None:
+    child = EngineChild(str(tmp_path / "absent"))
+    failed = child.next()
+    assert isinstance(failed, channel.Failed) and "cannot be read" in failed.message
+    assert child.process.wait(5) == 0
+    child.end()
+
+
+def test_it_imports_only_what_it_needs(child: EngineChild) -> None:
+    """No numpy, tokenizer or web server beside the loop: their libraries are not mapped."""
+    assert isinstance(child.next(), channel.Ready)
+    time.sleep(0.1)
+    mapped = Path(f"/proc/{child.process.pid}/maps").read_text()
+    assert "_core" in mapped and "msgspec" in mapped
+    for name in ("numpy", "tokenizers", "uvloop", "httptools", "minijinja"):
+        assert name not in mapped, name
+
+
+def test_it_holds_no_descriptor_but_its_own(child: EngineChild) -> None:
+    """Standard streams, the control socket, the loop's bell; no socket that listens."""
+    assert isinstance(child.next(), channel.Ready)
+    targets = [
+        str(path.readlink())
+        for path in Path(f"/proc/{child.process.pid}/fd").iterdir()
+        if int(path.name) > 2
+    ]
+    sockets = [target for target in targets if target.startswith("socket:")]
+    assert len(sockets) == 1 and len(targets) <= 4, targets

@@ -1,0 +1,133 @@
+"""The supervisor with real processes: a scripted engine, a stub edge, kills and signals."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import Server, alive, wait_until
+
+ENGINE, EDGE = "sublimate.engine", "stub_edge"
+SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.json"
+    path.write_text(SCRIPT)
+    return path
+
+
+def command(script: Path, *more: str) -> list[str]:
+    return [str(Path(__file__).parent / "run_supervisor.py"), str(script), *more]
+
+
+@pytest.fixture
+def server(script: Path) -> Iterator[Server]:
+    with Server(command(script)) as running:
+        running.ready()
+        yield running
+
+
+def test_a_request_goes_through_the_rings(server: Server) -> None:
+    assert server.get("/run")["ids"] == [7, 8, 9, 2]
+    assert set(server.children()) == {ENGINE, EDGE}
+
+
+def test_a_killed_engine_is_told_at_once_and_comes_back(server: Server) -> None:
+    for round_number in range(3):
+        killed_at = time.monotonic()
+        os.kill(server.children()[ENGINE], signal.SIGKILL)
+        assert server.event("lost")["why"] == "signal SIGKILL"
+        server.ready()
+        state = server.get("/run")
+        assert state["ids"] == [7, 8, 9, 2]
+        assert state["losses"] == round_number + 1 and state["ups"] == round_number + 2
+        assert state["lost_at"] - killed_at < 0.1
+
+
+def test_a_killed_edge_comes_back_on_the_same_port(server: Server) -> None:
+    engine = server.children()[ENGINE]
+    for _ in range(3):
+        url = server.url
+        os.kill(server.children()[EDGE], signal.SIGKILL)
+        assert server.event("lost")["who"] == "edge"
+        assert server.ready()["url"] == url
+        assert server.get("/run")["ids"] == [7, 8, 9, 2]
+    assert server.children()[ENGINE] == engine, "the engine survives its edge"
+
+
+def test_both_killed_at_once_come_back(server: Server) -> None:
+    for pid in server.children().values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(server.children()) == 2, 10)
+    # The edge may be ready before the engine; the last ready is the one with both.
+    wait_until(lambda: server.ready() and server.get("/run")["ids"] == [7, 8, 9, 2], 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_well(server: Server, number: signal.Signals) -> None:
+    children = server.children()
+    server.signal(number)
+    server.event("draining")
+    server.event("stopped")
+    assert server.wait() == 0
+    assert not any(alive(pid) for pid in children.values())
+
+
+def test_a_drain_has_a_limit_and_a_second_signal_ends_at_once(script: Path) -> None:
+    with Server(command(script), {"STUB_EDGE_FLAGS": "ignore-drain"}) as server:
+        server.ready()
+        begin = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0 and 1.0 < time.monotonic() - begin < 5.0
+    with Server(command(script), {"STUB_EDGE_FLAGS": "ignore-drain"}) as server:
+        server.ready()
+        children = server.children()
+        begin = time.monotonic()
+        server.signal(signal.SIGINT)
+        server.event("draining")
+        server.signal(signal.SIGINT)
+        assert server.wait() == 130 and time.monotonic() - begin < 0.9
+        assert not any(alive(pid) for pid in children.values())
+
+
+def test_no_child_outlives_a_killed_supervisor(server: Server) -> None:
+    children = server.children()
+    server.process.kill()
+    server.wait()
+    wait_until(lambda: not any(alive(pid) for pid in children.values()), 2)
+
+
+def test_an_engine_that_cannot_load_ends_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"answers":[[[5],[700]]],"vocabulary":100}')
+    with Server(command(script)) as server:
+        assert server.wait(20) == 4
+        wait_until(lambda: any("token id 700" in line for line in server.errors))
+
+
+def test_with_stay_the_edge_keeps_answering_why(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text("{}")
+    with Server(command(script, "stay")) as server:
+        event = server.event("unavailable")
+        assert event["reason"] == "load_failed" and "not valid" in event["message"]
+        wait_until(lambda: set(server.children()) == {EDGE})
+        assert server.process.poll() is None
+
+
+def test_an_idle_server_uses_no_cpu(server: Server) -> None:
+    def used_seconds() -> float:
+        ticks = 0
+        for pid in (server.process.pid, *server.children().values()):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    time.sleep(0.3)
+    before = used_seconds()
+    time.sleep(2.0)
+    assert used_seconds() - before <= 0.02
