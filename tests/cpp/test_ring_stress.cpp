@@ -17,7 +17,7 @@ constexpr int32_t REQUESTS = 30000;
 constexpr int32_t IN_FLIGHT_MAX = 64;
 constexpr int LITMUS_ROUNDS = 60000;
 constexpr int LITMUS_OFFSETS = 1999;  // delays of the announcement, so that the two moments meet
-constexpr int SLEEPS_MIN = 500;       // fewer, and the wake-ups were hardly tried
+constexpr int SLEEPS_MIN = 50;        // fewer, and the wake-ups were hardly tried
 constexpr int WAKE_UP_MS_MAX = 20000; // whoever waits longer has missed a bell
 
 static std::atomic<int> sleeps[2]; // per Bell: how often its waiter slept

@@ -1,7 +1,8 @@
 // Slow twins of core/text for the C++ tests and the fuzzer: whole strings, searched from their
 // start each time.
 //
-// defines: decode_slow, find_stop_slow, held_slow, Answer, answer_slow, json_unescape_slow
+// defines: decode_slow, find_stop_slow, held_slow, Answer, answer_slow, MALFORMED,
+// json_unescape_slow
 #pragma once
 
 #include <algorithm>
@@ -103,18 +104,20 @@ inline Answer answer_slow(const std::vector<std::string>& tokens,
     return {text, -1, static_cast<int>(tokens.size())};
 }
 
-// The inside of a JSON string, back to text. "<bad>" for what JSON does not allow.
+// What json_unescape_slow returns for what JSON does not allow: never valid text.
+inline const std::string MALFORMED = "\xFF";
+
+// The inside of a JSON string, back to text.
 inline std::string json_unescape_slow(std::string_view json) {
-    const std::string bad = "<bad>";
     std::string text;
     for (size_t i = 0; i < json.size(); i++) {
         char c = json[i];
-        if (static_cast<uint8_t>(c) < 0x20 || c == '"') return bad;
+        if (static_cast<uint8_t>(c) < 0x20 || c == '"') return MALFORMED;
         if (c != '\\') {
             text += c;
             continue;
         }
-        if (++i == json.size()) return bad;
+        if (++i == json.size()) return MALFORMED;
         constexpr std::string_view names = "\"\\bfnrt";
         constexpr std::string_view values = "\"\\\b\f\n\r\t";
         size_t known = names.find(json[i]);
@@ -122,11 +125,12 @@ inline std::string json_unescape_slow(std::string_view json) {
             text += values[known];
             continue;
         }
-        if (json[i] != 'u' || json.substr(i + 1, 2) != "00" || i + 4 >= json.size()) return bad;
+        if (json[i] != 'u' || json.substr(i + 1, 2) != "00" || i + 4 >= json.size())
+            return MALFORMED;
         constexpr std::string_view digits = "0123456789abcdef";
         size_t high = digits.find(json[i + 3]);
         size_t low = digits.find(json[i + 4]);
-        if (high > 1 || low > 15) return bad;
+        if (high > 1 || low > 15) return MALFORMED;
         text += static_cast<char>(high * 16 + low);
         i += 4;
     }
