@@ -8,9 +8,10 @@
 // preempted.
 //
 // Pages of the generated arithmetic. When the model's two arithmetics give different bits, a page
-// that holds a generated row, or descends from one, is marked `generated`. It is found after
-// unmarked pages, and only if share_generated is set: a hit on it is right to the last few bits
-// only. Unmarked pages are exact.
+// remembers which of them wrote which of its rows and its ancestors' rows (its provenance). Pages
+// that the prompt's arithmetic wrote throughout are exact: a hit on one gives the bits that
+// computing it would give. Others are found after those, and only if share_generated is set: such a
+// hit is right to the last few bits only.
 //
 // defines: PromptTokens, PageTable, KvConfig, KvCache (could_ever_fit, admit, adopt, append,
 // commit, release,
@@ -105,16 +106,15 @@ public:
         bool mark = generated && !config_.same_arithmetic && !fault(Fault::generated_unmarked);
         if (index == table.count) {
             CHECK_BECAUSE(table.reserved > 0, "a sequence takes more pages than it reserved");
-            bool inherited = index > 0 && store_.at(table.pages[index - 1]).generated;
             table.reserved--;
             reserved_--;
-            table.pages[table.count++] = store_.take(table.key, inherited);
+            table.pages[table.count++] = store_.take(table.key);
         }
         CHECK(index == table.count - 1);
         Page& page = store_.at(table.pages[index]);
         CHECK_BECAUSE(!page.published, "a published page is written");
         page.tokens[position % limits::PAGE_TOKENS] = token;
-        page.generated |= mark;
+        page.generated_rows |= (mark ? 1u : 0u) << (position % limits::PAGE_TOKENS);
     }
 
     // Positions [computed_before, computed) now hold KV: publishes the pages that became full.
@@ -191,9 +191,9 @@ private:
             prompt.copy_page(index, tokens);
             int32_t parent = index == 0 ? NO_PAGE : table.pages[index - 1];
             uint64_t hash = store_.page_hash(parent_hash(table, index), tokens);
-            int32_t page = store_.find(hash, parent, table.key, tokens, false);
+            int32_t page = store_.find(hash, parent, table.key, tokens, ALL_PROMPT);
             if (page == NO_PAGE && config_.share_generated)
-                page = store_.find(hash, parent, table.key, tokens, true);
+                page = store_.find(hash, parent, table.key, tokens, ANY_PROVENANCE);
             if (page == NO_PAGE) break;
             if (!fault(Fault::adopt_without_reference) || store_.at(page).refcount == 0)
                 store_.reference(page);
@@ -211,7 +211,8 @@ private:
         const Page& own = store_.at(page);
         if (own.published) return;
         uint64_t hash = store_.page_hash(parent_hash(table, index), own.tokens);
-        int32_t twin = store_.find(hash, parent, table.key, own.tokens, own.generated);
+        uint64_t provenance = store_.provenance_after(parent, own.generated_rows);
+        int32_t twin = store_.find(hash, parent, table.key, own.tokens, provenance);
         if (twin == NO_PAGE) {
             store_.publish(page, hash, parent);
         } else {
@@ -241,7 +242,8 @@ private:
             if (p.published && p.parent != parent) return "a published page has another parent";
             if (p.published && !table.sharing) return "a private sequence holds a shared page";
             if (!same_key(p.key, table.key)) return "a table names a page of another key";
-            if (i > 0 && store_.at(parent).generated && !p.generated)
+            if (i > 0 && p.published && p.provenance == ALL_PROMPT &&
+                store_.at(parent).provenance != ALL_PROMPT)
                 return "a page forgot that its parent was generated";
             owners[page]++;
         }

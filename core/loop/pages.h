@@ -50,8 +50,9 @@ struct Page {
     int32_t older;    // LRU neighbours while cached; `newer` links the free list
     int32_t newer;
     PageState state;
-    bool published; // can be found by the hash table
-    bool generated; // it or an ancestor holds rows of the generated arithmetic
+    bool published;          // can be found by the hash table
+    uint32_t generated_rows; // bit per row that the generated arithmetic wrote
+    uint64_t provenance;     // see chain_provenance; valid once published
     int32_t tokens[limits::PAGE_TOKENS];
 };
 
@@ -65,6 +66,16 @@ SUBLIMATE_HD inline uint64_t mix_hash(uint64_t value) {
 
 SUBLIMATE_HD inline uint64_t join_words(int32_t low, int32_t high) {
     return uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low);
+}
+
+// Which arithmetic wrote which row, of a page and all its ancestors, as one word: 0 if the prompt's
+// wrote all. Pages with equal tokens, parents, keys and provenance hold equal bits.
+constexpr uint64_t ALL_PROMPT = 0;
+constexpr uint64_t ANY_PROVENANCE = ~uint64_t{0};
+
+SUBLIMATE_HD inline uint64_t chain_provenance(uint64_t parent, uint32_t generated_rows) {
+    if (parent == ALL_PROMPT && generated_rows == 0) return ALL_PROMPT;
+    return (mix_hash(parent ^ mix_hash(generated_rows)) | 1) & ~(uint64_t{1} << 63);
 }
 
 class PageStore {
@@ -111,12 +122,18 @@ public:
 
     // ---- finding: the hash only leads to candidates; parent, key and all tokens decide
     SUBLIMATE_HD int32_t find(uint64_t hash, int32_t parent, const KvKey& key,
-                              const int32_t* tokens, bool generated) const {
+                              const int32_t* tokens, uint64_t provenance) const {
         for (uint32_t at = home(hash);; at = (at + 1) & table_mask_) {
             int32_t page = table_[at];
             if (page == NO_PAGE) return NO_PAGE;
-            if (matches(pages_[page], hash, parent, key, tokens, generated)) return page;
+            if (matches(pages_[page], hash, parent, key, tokens, provenance)) return page;
         }
+    }
+
+    // Provenance of a page with these rows behind a published parent.
+    SUBLIMATE_HD uint64_t provenance_after(int32_t parent, uint32_t generated_rows) const {
+        uint64_t before = parent == NO_PAGE ? ALL_PROMPT : pages_[parent].provenance;
+        return chain_provenance(before, generated_rows);
     }
 
     // Makes an owned, complete page findable. Its parent is published (or it has none).
@@ -126,6 +143,7 @@ public:
         CHECK(parent == NO_PAGE || pages_[parent].published);
         p.hash = hash;
         p.parent = parent;
+        p.provenance = provenance_after(parent, p.generated_rows);
         p.published = true;
         if (parent != NO_PAGE) pages_[parent].children++;
         uint32_t at = home(hash);
@@ -159,7 +177,7 @@ public:
     }
 
     // A free page, or the oldest cached one; its refcount is 1. The caller holds a reservation.
-    SUBLIMATE_HD int32_t take(const KvKey& key, bool generated) {
+    SUBLIMATE_HD int32_t take(const KvKey& key) {
         if (first_free_ == NO_PAGE) evict();
         int32_t page = first_free_;
         CHECK_BECAUSE(page != NO_PAGE, "a reservation was broken: no page left");
@@ -172,7 +190,7 @@ public:
         p.parent = NO_PAGE;
         p.published = false;
         p.key = key;
-        p.generated = generated;
+        p.generated_rows = 0;
         return page;
     }
 
@@ -197,8 +215,9 @@ private:
     }
 
     SUBLIMATE_HD static bool matches(const Page& p, uint64_t hash, int32_t parent, const KvKey& key,
-                                     const int32_t* tokens, bool generated) {
-        if (p.hash != hash || p.generated != generated || !same_key(p.key, key)) return false;
+                                     const int32_t* tokens, uint64_t provenance) {
+        if (p.hash != hash || !same_key(p.key, key)) return false;
+        if (provenance != ANY_PROVENANCE && p.provenance != provenance) return false;
         if (p.parent != parent && !fault(Fault::parent_not_compared)) return false;
         if (fault(Fault::hash_only_hit)) return true;
         for (int32_t i = 0; i < limits::PAGE_TOKENS; i++) {

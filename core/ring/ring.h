@@ -263,6 +263,12 @@ SUBLIMATE_HD inline void mask_publish(RegionView& view, int32_t mask_slot, uint3
     store_sequential(&view.mask_ready[mask_slot], index + 1);
 }
 
+// Before a mask slot passes to another request, and before that request is submitted: else the last mask of its
+// former owner could pass for the first one of the new.
+SUBLIMATE_HD inline void mask_clear(RegionView& view, int32_t mask_slot) {
+    store_sequential(&view.mask_ready[mask_slot], 0u);
+}
+
 SUBLIMATE_HD inline bool mask_ready(const RegionView& view, int32_t mask_slot, uint32_t index) {
     return load_acquire(&view.mask_ready[mask_slot]) == index + 1;
 }

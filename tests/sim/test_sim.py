@@ -1,0 +1,3 @@
+""
+    "Short runs of the simulator: the real loop, a virtual clock, a model that hashes its context."
+    ""

@@ -1,0 +1,281 @@
+// See world.h.
+#include "world.h"
+
+#include <cstdio>
+
+namespace sublimate::sim {
+
+World::World() {
+    LoopConfig largest;
+    largest.vocabulary = VOCABULARY_SIMULATED_MAX;
+    largest.context_tokens = CONTEXT_SIMULATED_MAX;
+    largest.pages = PAGES_SIMULATED_MAX;
+    largest.sequences_max = SEQUENCES_SIMULATED_MAX;
+    largest.queue_max = QUEUE_SIMULATED_MAX;
+    auto bytes = static_cast<size_t>(align_up(loop_memory_bytes(largest), 4096));
+    memory_ = std::aligned_alloc(4096, bytes);
+    CHECK(memory_ != nullptr);
+    memset(memory_, 0xA5, bytes); // dirty memory must do
+    for (auto& edge : edges_) edge = std::make_unique<SimEdge>(VOCABULARY_SIMULATED_MAX);
+}
+
+World::~World() {
+    loop_.reset();
+    std::free(memory_);
+}
+
+std::string World::run(uint64_t seed, int32_t steps, bool verbose) {
+    start(seed);
+    std::string why;
+    for (int32_t i = 0; i < steps && why.empty(); i++) {
+        let_things_happen();
+        why = iterate(false);
+        if (!why.empty()) why += " at step " + std::to_string(i);
+        if (verbose)
+            std::printf("step %d: running %d waiting %d rows %d\n", i, loop_->running(),
+                        loop_->waiting(), loop_->state().plan->rows);
+    }
+    if (why.empty()) why = drain();
+    collect();
+    return why;
+}
+
+// ---- start and restart
+void World::start(uint64_t seed) {
+    scenario_ = draw_scenario(seed);
+    random_ = Random(mix_hash(seed + 1));
+    maker_.start(scenario_, random_);
+    engine_seed_ = seed;
+    clock_.time_ns = 1'000'000'000;
+    loop_.reset();
+    for (int32_t& left : ring_full_left_) left = 0;
+    start_engine();
+}
+
+// A new engine process: fresh loop, fresh pages, fresh regions.
+void World::start_engine() {
+    if (loop_) collect();
+    engine_seed_ = mix_hash(engine_seed_);
+    model_.emplace(scenario_.traits, scenario_.loop.pages, engine_seed_);
+    loop_.emplace(scenario_.loop, loop_memory(scenario_.loop, memory_), *model_, clock_);
+    for (Progress& progress : progress_) progress = {};
+    for (int32_t e = 0; e < scenario_.edges; e++) restart_edge(e, false);
+}
+
+void World::restart_edge(int32_t e, bool attached) {
+    if (attached) loop_->detach(e);
+    edges_[e]->restart(scenario_, maker_);
+    edges_[e]->others_may_fill = scenario_.edges > 1;
+    ring_full_left_[e] = 0;
+    loop_->attach(e, edges_[e]->view);
+}
+
+void World::collect() {
+    StatsPage totals = loop_->totals();
+    coverage_.steps += totals.step_count;
+    coverage_.tokens += totals.generated_tokens;
+    coverage_.cached += totals.cached_tokens;
+    coverage_.evictions += totals.evictions;
+    coverage_.cancelled_queue += totals.cancelled_queue;
+    coverage_.cancelled_prefill += totals.cancelled_prefill;
+    coverage_.cancelled_decode += totals.cancelled_decode;
+    coverage_.stale += totals.stale_cancels;
+    coverage_.refused += totals.refused;
+    coverage_.failed += totals.failed;
+    coverage_.mask_waits += totals.mask_waits;
+    coverage_.ring_full += totals.ring_full_waits;
+}
+
+// ---- what happens between two iterations
+void World::submit(int32_t e) {
+    bool burst = random_.per_mille(scenario_.burst);
+    int32_t copies = burst ? random_.between(2, 5) : 1;
+    maker_.draw(random_, spec_);
+    for (int32_t i = 0; i < copies; i++) {
+        if (i > 0 && random_.chance(30)) spec_.header.profile = random_.below(3);
+        if (i > 0 && random_.chance(20)) {
+            spec_.header.tenant_low = random_.below(scenario_.tenants);
+            spec_.header.tenant_high = spec_.header.tenant_low * 7;
+        }
+        bool damage =
+            spec_.refusal == RefuseReason::none && random_.per_mille(scenario_.hostile_record);
+        coverage_.hostile += damage ? 1 : 0;
+        edges_[e]->submit(random_, spec_, damage);
+    }
+}
+
+void World::act(int32_t e) {
+    SimEdge& edge = *edges_[e];
+    const Scenario& s = scenario_;
+    if (edge.hostile) {
+        if (random_.chance(20)) restart_edge(e, true);
+        return;
+    }
+    if (random_.per_mille(s.submit) && edge.live_count < 60) submit(e);
+    if (random_.per_mille(s.cancel)) edge.cancel_one(random_, random_.chance(30));
+    if (random_.per_mille(s.late_cancel)) edge.cancel_late(random_);
+    if (random_.per_mille(s.hostile_record / 8)) edge.submit_bad_slot(random_);
+    if (random_.per_mille(s.hostile_record / 8)) edge.misbehave(random_);
+    if (random_.per_mille(s.hostile_ring)) edge.damage_ring(random_);
+    if (ring_full_left_[e] > 0 && --ring_full_left_[e] == 0) edge.set_ballast(0);
+    if (ring_full_left_[e] == 0 && random_.per_mille(s.ring_full)) {
+        ring_full_left_[e] = random_.between(1, 60);
+        edge.set_ballast(limits::TOKEN_RING_WORDS - random_.below(ROOM_WORDS_MIN));
+    }
+    edge.publish_masks(random_, s.late_mask);
+    if (random_.per_mille(s.edge_death)) {
+        coverage_.edge_deaths++;
+        restart_edge(e, true);
+    }
+}
+
+void World::let_things_happen() {
+    for (int32_t e = 0; e < scenario_.edges; e++) act(e);
+    clock_.time_ns += random_.chance(5) ? 20 * STEP_NS : random_.between(1, STEP_NS);
+    if (random_.per_mille(scenario_.clock_jump))
+        clock_.time_ns +=
+            random_.chance(30) ? -STEP_NS : int64_t{random_.below(1000)} * 1000 * STEP_NS;
+    if (random_.per_mille(scenario_.engine_death)) {
+        coverage_.engine_deaths++;
+        start_engine();
+    }
+}
+
+// ---- one iteration and its checks
+std::string World::iterate(bool quiet) {
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        bool room = token_room_words(edges_[e]->view) >= ROOM_WORDS_MIN;
+        edges_[e]->blocked_iterations = room ? 0 : edges_[e]->blocked_iterations + 1;
+    }
+    loop_->run_once();
+    std::string why = check_after_iteration();
+    return why.empty() ? read_edges(quiet) : why;
+}
+
+std::string World::check_after_iteration() {
+    const char* audit = loop_->audit();
+    if (audit) return std::string("audit: ") + audit;
+    std::string why = check_cancels();
+    if (why.empty()) why = check_turns();
+    if (why.empty()) why = check_progress();
+    if (why.empty()) why = check_lost();
+    return why;
+}
+
+// A cancel works within one step, whatever state it meets.
+std::string World::check_cancels() const {
+    const LoopState& state = loop_->state();
+    for (int32_t i = 0; i < state.running_count + state.queue_count; i++) {
+        int32_t index =
+            i < state.running_count ? state.running[i] : state.queue[i - state.running_count];
+        const Sequence& s = state.sequences[index];
+        const RegionView& view = state.edges[s.edge].view;
+        if (view.cancel[s.header.slot] == static_cast<uint32_t>(s.header.generation))
+            return "a cancelled request still runs";
+    }
+    return "";
+}
+
+// Neither prompts nor decode rows are left out of a step that both could use; budgets hold.
+std::string World::check_turns() const {
+    const LoopState& state = loop_->state();
+    int32_t decodes = 0;
+    int32_t prompts = 0;
+    bool low_latency = false;
+    for (int32_t i = 0; i < state.candidate_count; i++) {
+        const Candidate& c = state.candidates[i];
+        (c.decode ? decodes : prompts)++;
+        low_latency |= c.decode && c.profile == 0;
+    }
+    int32_t rows = state.plan->rows;
+    if (decodes + prompts > 0 && rows == 0) return "nothing runs although something could";
+    if (rows == 0) return "";
+    if (decodes > 0 && model_->decode_segments == 0) return "decode rows were left out";
+    if (prompts > 0 && model_->prompt_segments == 0) return "prompts were left out";
+    int32_t budget = scenario_.loop.policy.profiles[0].step_rows_max;
+    if (low_latency && rows > (budget < 2 ? 2 : budget)) return "the low-latency budget broke";
+    return "";
+}
+
+// Nobody who could run waits for ever.
+std::string World::check_progress() {
+    const LoopState& state = loop_->state();
+    for (int32_t i = 0; i < state.running_count; i++) {
+        const Sequence& s = state.sequences[state.running[i]];
+        Progress& progress = progress_[state.running[i]];
+        bool may_run = state.edges[s.edge].room && s.state != State::waiting_mask;
+        if (s.arrival != progress.arrival || s.computed != progress.computed || !may_run) {
+            progress = {s.arrival, s.computed, 0};
+        } else if (++progress.waited > WAIT_ITERATIONS_MAX) {
+            return "a running request starves";
+        }
+    }
+    return "";
+}
+
+std::string World::check_lost() {
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        if (!loop_->lost(e)) continue;
+        int64_t blocked_ns = edges_[e]->blocked_iterations * BLOCKED_TICK_MAX_NS;
+        if (!edges_[e]->hostile && blocked_ns <= scenario_.loop.ring_full_deadline_ns)
+            return "an edge was lost before its deadline";
+        coverage_.lost_edges++;
+        restart_edge(e, true);
+    }
+    return "";
+}
+
+std::string World::read_edges(bool all) {
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        if (!all && !random_.chance(scenario_.read_percent)) continue;
+        uint64_t before = edges_[e]->rows_seen;
+        std::string why = edges_[e]->read();
+        coverage_.rows += edges_[e]->rows_seen - before;
+        if (!why.empty()) return "edge " + std::to_string(e) + ": " + why;
+    }
+    return "";
+}
+
+// ---- liveness: nothing new comes, everything in flight ends
+std::string World::drain() {
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        if (edges_[e]->hostile) restart_edge(e, true);
+        edges_[e]->set_ballast(0);
+        edges_[e]->cancel_untrusted();
+    }
+    for (int32_t i = 0; i < DRAIN_ITERATIONS_MAX; i++) {
+        clock_.time_ns += STEP_NS;
+        for (int32_t e = 0; e < scenario_.edges; e++) {
+            edges_[e]->publish_masks(random_, 0);
+            edges_[e]->cancel_untrusted();
+        }
+        std::string why = iterate(true);
+        if (!why.empty()) return why + " while draining";
+        int32_t live = 0;
+        for (int32_t e = 0; e < scenario_.edges; e++) live += edges_[e]->live_count;
+        if (live == 0 && loop_->outstanding() == 0) return check_idle();
+        if (!loop_->state().worked_before && loop_->outstanding() == 0)
+            return "requests without a terminal row: " + std::to_string(live);
+    }
+    return "the loop does not drain";
+}
+
+std::string World::check_idle() {
+    loop_->run_once();
+    StatsPage totals = loop_->totals();
+    const PageStore& store = loop_->state().kv.store();
+    if (totals.running != 0 || totals.waiting != 0) return "gauges are not back at zero";
+    if (loop_->state().kv.reserved() != 0) return "reservations are left";
+    if (store.free_count() + store.cached_count() != scenario_.loop.pages) return "pages leaked";
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        const StatsPage& stats = edges_[e]->view.control->stats;
+        if (stats.accepted != stats.finished) return "accepted is not finished";
+        if (stats.running + stats.waiting + stats.oldest_waiting_ns != 0)
+            return "an edge's gauges are not back at zero";
+        if (edges_[e]->bad_slots() != 0) return "a bad slot was not refused";
+    }
+    coverage_.drained++;
+    return "";
+}
+
+} // namespace sublimate::sim

@@ -1,0 +1,94 @@
+// One simulated server: the real loop on a virtual clock with the hash model, some edges, and
+// everything that can go wrong with them. `run` plays one seed and says what was wrong, if
+// anything.
+//
+// defines: VirtualClock, Coverage, World
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../../core/loop/loop.h"
+#include "hash_model.h"
+#include "scenario.h"
+#include "sim_edge.h"
+
+namespace sublimate::sim {
+
+class VirtualClock {
+public:
+    int64_t now_ns() const { return time_ns; }
+    int64_t time_ns = 1;
+};
+
+// What the seeds so far have exercised. A simulator that exercises nothing proves nothing.
+struct Coverage {
+    uint64_t steps = 0, rows = 0, tokens = 0, cached = 0, evictions = 0;
+    uint64_t cancelled_queue = 0, cancelled_prefill = 0, cancelled_decode = 0, stale = 0;
+    uint64_t refused = 0, failed = 0, mask_waits = 0, ring_full = 0, lost_edges = 0;
+    uint64_t edge_deaths = 0, engine_deaths = 0, hostile = 0, drained = 0;
+};
+
+class World {
+public:
+    using SimLoop = Loop<HashModel, VirtualClock>;
+
+    World();
+    ~World();
+    World(const World&) = delete;
+    World& operator=(const World&) = delete;
+
+    // Empty if the seed holds; else what was wrong and when.
+    std::string run(uint64_t seed, int32_t steps, bool verbose);
+
+    const Coverage& coverage() const { return coverage_; }
+
+private:
+    void start(uint64_t seed);
+    void start_engine();
+    void restart_edge(int32_t e, bool attached);
+    void collect();
+
+    void act(int32_t e);
+    void submit(int32_t e);
+    void let_things_happen();
+    std::string iterate(bool quiet);
+    std::string check_after_iteration();
+    std::string check_cancels() const;
+    std::string check_turns() const;
+    std::string check_progress();
+    std::string check_lost();
+    std::string read_edges(bool all);
+    std::string drain();
+    std::string check_idle();
+
+    static constexpr int32_t WAIT_ITERATIONS_MAX = 600; // of a running request for its next row
+    static constexpr int32_t DRAIN_ITERATIONS_MAX = 20000;
+    static constexpr int64_t STEP_NS = 8'000'000;
+
+    struct Progress {
+        uint64_t arrival = 0;
+        int32_t computed = 0;
+        int32_t waited = 0;
+    };
+
+    void* memory_ = nullptr;
+    Scenario scenario_;
+    Random random_{0};
+    RequestMaker maker_;
+    VirtualClock clock_;
+    std::optional<HashModel> model_;
+    std::optional<SimLoop> loop_;
+    std::unique_ptr<SimEdge> edges_[EDGES_SIMULATED];
+    int32_t ring_full_left_[EDGES_SIMULATED] = {}; // iterations until the edge reads again
+    Progress progress_[SEQUENCES_SIMULATED_MAX + QUEUE_SIMULATED_MAX];
+    RequestSpec spec_;
+    uint64_t engine_seed_ = 0;
+    Coverage coverage_;
+};
+
+} // namespace sublimate::sim
