@@ -1,0 +1,116 @@
+// Laying out step memory with a counter that first measures and then hands out.
+#include "buffers.h"
+
+#include <algorithm>
+
+#include "../check.h"
+#include "plan.h"
+
+namespace sublimate::cpu {
+
+namespace {
+
+class Layout {
+public:
+    explicit Layout(std::byte* base) : base_(base) {}
+
+    template <class Element>
+    Element* take(int64_t count) {
+        int64_t at = used_;
+        int64_t bytes = count * static_cast<int64_t>(sizeof(Element));
+        // A line pair between arrays: no false sharing, and a vector may read past a row's end.
+        used_ += (bytes / limits::LINE_PAIR_BYTES + 2) * limits::LINE_PAIR_BYTES;
+        return base_ == nullptr ? nullptr : reinterpret_cast<Element*>(base_ + at);
+    }
+
+    ActivationBuffer take_activations(int64_t rows, int32_t columns) {
+        ActivationBuffer buffer;
+        int64_t groups = columns / GROUP_COLUMNS;
+        buffer.columns = columns;
+        buffer.f32 = take<float>(rows * columns);
+        buffer.values = take<int8_t>(rows * columns);
+        buffer.scales = take<float>(rows * groups);
+        buffer.sums = take<int32_t>(rows * groups);
+        return buffer;
+    }
+
+    int64_t used() const { return used_; }
+
+private:
+    std::byte* base_;
+    int64_t used_ = 0;
+};
+
+void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
+    constexpr int64_t ROWS = limits::STEP_ROWS_MAX;
+    buffers.residual = layout.take<float>(ROWS * config.hidden);
+    buffers.query_key_value =
+        layout.take<float>(ROWS * (config.query_columns() + 2 * config.kv_columns()));
+    buffers.cos_sin = layout.take<float>(ROWS * config.rope.dimension);
+    buffers.normed = layout.take_activations(ROWS, config.hidden);
+    buffers.attended = layout.take_activations(ROWS, config.query_columns());
+    buffers.gated = layout.take_activations(ROWS, config.feed_forward);
+    buffers.logit_rows = layout.take_activations(limits::LOGIT_ROWS_MAX, config.hidden);
+    for (StepBuffers::PerThread& thread : buffers.threads) {
+        thread.normed =
+            layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
+        thread.item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
+        thread.second_item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
+    }
+    buffers.logits = layout.take<float>(int64_t{limits::LOGIT_ROWS_MAX} * config.vocabulary);
+}
+
+}  // namespace
+
+Activations ActivationBuffer::from_row(int32_t row) const {
+    int64_t channel = int64_t{row} * columns;
+    int64_t group = int64_t{row} * (columns / GROUP_COLUMNS);
+    return {f32 + channel, values + channel, scales + group, sums + group, columns};
+}
+
+void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int32_t count,
+                                const float* x) const {
+    int64_t channel = int64_t{row} * columns + first;
+    int64_t group = channel / GROUP_COLUMNS;
+    ops.quantise(x, count, values + channel, scales + group, sums + group);
+}
+
+Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers) {
+    StepBuffers fresh;
+    fresh.threads.resize(static_cast<size_t>(threads));
+    Layout measure(nullptr);
+    lay_out(config, measure, fresh);
+    RETURN_IF_ERROR(AnonymousMemory::map(measure.used(), "step buffers", &fresh.memory_));
+    Layout layout(fresh.memory_.data());
+    lay_out(config, layout, fresh);
+    *buffers = std::move(fresh);
+    return Status::success();
+}
+
+int64_t KvArena::page_bytes(const ModelConfig& config, KvType type) {
+    int64_t element_bytes = type == KvType::bf16 ? 2 : 4;
+    return 2 * element_bytes * config.kv_columns() * limits::PAGE_TOKENS * config.layers;
+}
+
+Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena) {
+    KvArena fresh;
+    fresh.layout.type = type;
+    fresh.layout.kv_heads = config.kv_heads;
+    fresh.layout.head_dim = config.head_dim;
+    fresh.layout.head_bytes =
+        page_bytes(config, type) / config.layers / config.kv_heads;
+    int64_t pages = bytes / page_bytes(config, type);
+    if (pages < 1)
+        return Status::error("the KV memory of " + std::to_string(bytes) +
+                             " bytes holds not even one page of " +
+                             std::to_string(limits::PAGE_TOKENS) + " tokens, which takes " +
+                             std::to_string(page_bytes(config, type)));
+    fresh.pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX / 2));
+    fresh.layer_bytes = fresh.pages * fresh.layout.head_bytes * config.kv_heads;
+    RETURN_IF_ERROR(
+        AnonymousMemory::map(fresh.layer_bytes * config.layers, "the KV cache", &fresh.memory));
+    *arena = std::move(fresh);
+    return Status::success();
+}
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,64 @@
+// All memory that a step writes, laid out once for the largest step, and the KV pages.
+//
+// defines: ActivationBuffer, StepBuffers, KvArena
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../model/config.h"
+#include "../model/memory.h"
+#include "ops.h"
+
+namespace sublimate::cpu {
+
+// Writable twin of Activations.
+struct ActivationBuffer {
+    float* f32 = nullptr;       // (rows, columns)
+    int8_t* values = nullptr;   // (rows, columns)
+    float* scales = nullptr;    // (rows, columns / 32)
+    int32_t* sums = nullptr;    // (rows, columns / 32)
+    int32_t columns = 0;
+
+    // The rows from `row` on.
+    Activations from_row(int32_t row) const;
+    // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just those. `first` and
+    // `count` are whole groups.
+    void quantise(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
+};
+
+struct StepBuffers {
+    float* residual = nullptr;         // (STEP_ROWS_MAX, hidden)
+    float* query_key_value = nullptr;  // (STEP_ROWS_MAX, query + 2 * kv columns)
+    float* cos_sin = nullptr;          // (STEP_ROWS_MAX, rope dimension)
+    float* logits = nullptr;           // (LOGIT_ROWS_MAX, vocabulary)
+    ActivationBuffer normed;           // (STEP_ROWS_MAX, hidden)
+    ActivationBuffer attended;         // (STEP_ROWS_MAX, query columns)
+    ActivationBuffer gated;            // (STEP_ROWS_MAX, feed_forward)
+    ActivationBuffer logit_rows;       // (LOGIT_ROWS_MAX, hidden)
+    struct PerThread {
+        ActivationBuffer normed;       // (REPEATED_NORM_ROWS_MAX, hidden)
+        float* item = nullptr;         // (ITEM_FLOATS_MAX)
+        float* second_item = nullptr;  // (ITEM_FLOATS_MAX)
+    };
+    std::vector<PerThread> threads;
+
+    static Status allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers);
+
+private:
+    AnonymousMemory memory_;
+};
+
+// Pages of all layers. Real memory is taken when a page is first written.
+struct KvArena {
+    KvLayout layout = {};
+    int32_t pages = 0;
+    int64_t layer_bytes = 0;
+    AnonymousMemory memory;
+
+    static int64_t page_bytes(const ModelConfig& config, KvType type);  // of all layers
+    static Status allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena);
+    std::byte* layer(int32_t index) const { return memory.data() + index * layer_bytes; }
+};
+
+}  // namespace sublimate::cpu

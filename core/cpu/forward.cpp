@@ -1,0 +1,378 @@
+// The phases of a step.
+#include "forward.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../check.h"
+#include "../model/pack.h"
+
+namespace sublimate::cpu {
+
+namespace {
+
+constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
+constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
+
+bool quantised(const PackedMatrix& matrix) {
+    return matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
+}
+
+bool any_quantised(const FusedProjection& projection) {
+    for (int32_t i = 0; i < projection.part_count; i++)
+        if (quantised(projection.parts[i])) return true;
+    return false;
+}
+
+int32_t divide_up(int32_t count, int32_t size) { return (count + size - 1) / size; }
+
+}  // namespace
+
+CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+                   const Ops& ops, ThreadPool& pool)
+    : config_(config), weights_(weights), rope_(rope), ops_(ops), pool_(pool),
+      sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
+      plans_(config, weights, pool.size()),
+      attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
+    // Every row may end a block and every segment begin one.
+    constexpr size_t BLOCKS_MAX = limits::STEP_ROWS_MAX + limits::SEQUENCES_MAX;
+    row_blocks_.resize(BLOCKS_MAX);
+    attention_blocks_.resize(BLOCKS_MAX);
+    row_pages_.resize(limits::STEP_ROWS_MAX);
+}
+
+Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+                        const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
+                        std::unique_ptr<CpuModel>* model) {
+    std::unique_ptr<CpuModel> fresh(new CpuModel(config, weights, rope, ops, pool));
+    RETURN_IF_ERROR(StepBuffers::allocate(config, pool.size(), &fresh->buffers_));
+    RETURN_IF_ERROR(KvArena::allocate(config, kv_type, kv_bytes, &fresh->kv_));
+    *model = std::move(fresh);
+    return Status::success();
+}
+
+// ---- before the threads start ------------------------------------------------------------------
+
+void CpuModel::prepare(const Step& step) {
+    CHECK(step.row_count >= 1 && step.row_count <= limits::STEP_ROWS_MAX);
+    CHECK(step.segment_count >= 1 && step.segment_count <= limits::SEQUENCES_MAX);
+    CHECK(step.logit_row_count >= 0 && step.logit_row_count <= limits::LOGIT_ROWS_MAX);
+    step_ = &step;
+    plan_ = &plans_.for_rows(step.row_count);
+    prepare_row_blocks(step);
+    prepare_attention(step);
+}
+
+void CpuModel::prepare_row_blocks(const Step& step) {
+    row_block_count_ = 0;
+    int32_t row = 0;
+    for (int32_t s = 0; s < step.segment_count; s++) {
+        const Segment& segment = step.segments[s];
+        CHECK(segment.first_row == row && segment.row_count >= 1);
+        int32_t end = row + segment.row_count;
+        CHECK(end <= step.row_count);
+        while (row < end) {
+            RowBlock* last = row_block_count_ > 0
+                                 ? &row_blocks_[static_cast<size_t>(row_block_count_ - 1)]
+                                 : nullptr;
+            bool joins = last != nullptr && last->end - last->begin < plan_->rows_per_block &&
+                         (same_arithmetic() || last->arithmetic == segment.arithmetic);
+            if (!joins) {
+                last = &row_blocks_[static_cast<size_t>(row_block_count_++)];
+                *last = {row, row, segment.arithmetic};
+            }
+            last->end = std::min(end, last->begin + plan_->rows_per_block);
+            row = last->end;
+        }
+    }
+    CHECK(row == step.row_count);
+}
+
+void CpuModel::prepare_attention(const Step& step) {
+    attention_block_count_ = 0;
+    for (int32_t s = 0; s < step.segment_count; s++) {
+        const Segment& segment = step.segments[s];
+        const int32_t* table = step.page_tables + int64_t{segment.sequence} * step.page_table_stride;
+        for (int32_t i = 0; i < segment.row_count; i++) {
+            int32_t row = segment.first_row + i;
+            int32_t position = segment.first_position + i;
+            CHECK(step.positions[row] == position && position >= 0);
+            CHECK(position < config_.context_length);
+            int32_t page = table[position / limits::PAGE_TOKENS];
+            CHECK(page >= 0 && page < kv_.pages);
+            row_pages_[static_cast<size_t>(row)] = page;
+        }
+        for (int32_t i = 0; i < segment.row_count; i += ATTENTION_BLOCK_ROWS)
+            attention_blocks_[static_cast<size_t>(attention_block_count_++)] = {
+                s, segment.first_row + i, std::min(ATTENTION_BLOCK_ROWS, segment.row_count - i)};
+    }
+    // Few items: one query head each, so that the threads end together. A head's bits are its own.
+    bool few = attention_block_count_ * config_.kv_heads <
+               pool_.size() * ATTENTION_ITEMS_PER_THREAD;
+    attention_heads_ = few ? 1 : config_.group_heads();
+}
+
+const float* CpuModel::forward(const Step& step) {
+    prepare(step);
+    // For a few rows one thread is done sooner than a second one is woken.
+    if (plan_->repeats_norms)
+        for (int32_t row = 0; row < step.row_count; row++) embed(row);
+    pool_.run([this](int32_t thread) { run(thread); });
+    return buffers_.logits;
+}
+
+// ---- on every thread --------------------------------------------------------------------------------
+
+template <class Body>
+void CpuModel::share_rows(int32_t thread, int32_t rows, Body&& body) {
+    int32_t size = plan_->rows_per_item;
+    pool_.share(thread, divide_up(rows, size), [&](int32_t item) {
+        int32_t end = std::min(rows, (item + 1) * size);
+        for (int32_t row = item * size; row < end; row++) body(row);
+    });
+}
+
+void CpuModel::run(int32_t thread) {
+    if (!plan_->repeats_norms) {
+        share_rows(thread, step_->row_count, [&](int32_t row) { embed(row); });
+        pool_.barrier();
+    }
+    for (int32_t layer = 0; layer < config_.layers; layer++) {
+        run_attention(thread, layer);
+        run_feed_forward(thread, weights_.layers[static_cast<size_t>(layer)]);
+    }
+    run_head(thread);
+}
+
+void CpuModel::embed(int32_t row) const {
+    int32_t token = step_->tokens[row];
+    CHECK(token >= 0 && token < config_.vocabulary);
+    unpack_row(weights_.embedding, token, buffers_.residual + int64_t{row} * config_.hidden);
+    float position = static_cast<float>(step_->positions[row]);
+    float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
+    for (size_t i = 0; i < rope_.inverse_frequencies.size(); i++) {
+        // The angle in fp32, as the models were trained; its sine and cosine as well as they can be had.
+        double angle = position * rope_.inverse_frequencies[i];
+        cos_sin[2 * i] = static_cast<float>(std::cos(angle)) * rope_.magnitude;
+        cos_sin[2 * i + 1] = static_cast<float>(std::sin(angle)) * rope_.magnitude;
+    }
+}
+
+void CpuModel::norm(const float* weight, const float* x, const ActivationBuffer& out, int32_t row,
+                    bool quantised) const {
+    float* normed = out.f32 + int64_t{row} * config_.hidden;
+    ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
+    if (quantised) out.quantise(ops_, row, 0, config_.hidden, normed);
+}
+
+const ActivationBuffer& CpuModel::norm_rows(int32_t thread, const float* weight, bool quantised) {
+    const ActivationBuffer& out = plan_->repeats_norms
+                                      ? buffers_.threads[static_cast<size_t>(thread)].normed
+                                      : buffers_.normed;
+    auto norm_row = [&](int32_t row) {
+        norm(weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, quantised);
+    };
+    if (plan_->repeats_norms) {
+        for (int32_t row = 0; row < step_->row_count; row++) norm_row(row);
+    } else {
+        share_rows(thread, step_->row_count, norm_row);
+        pool_.barrier();
+    }
+    return out;
+}
+
+void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
+                        const RowBlock& block, int32_t panel_begin, int32_t panel_end, float* out,
+                        int64_t out_stride) const {
+    auto* matmul = block.arithmetic == Arithmetic::prompt ? ops_.matmul_prompt : ops_.matmul;
+    // Views that begin at the item, so that `out` does too.
+    PackedMatrix panels = matrix;
+    panels.data += panel_begin * matrix.panel_bytes;
+    panels.panels = panel_end - panel_begin;
+    panels.rows = std::min(panels.panels * PANEL_ROWS, matrix.rows - panel_begin * PANEL_ROWS);
+    matmul(panels, x.from_row(block.begin), 0, block.end - block.begin, 0, panels.panels, out,
+           out_stride);
+}
+
+void CpuModel::project(const FusedProjection& projection, const ActivationBuffer& x,
+                       int32_t item) const {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
+    int32_t chunk = item / row_block_count_;
+    int32_t part = 0;
+    while (chunk >= divide_up(projection.parts[part].panels, plan_->query_key_value)) {
+        chunk -= divide_up(projection.parts[part].panels, plan_->query_key_value);
+        part++;
+    }
+    const PackedMatrix& matrix = projection.parts[part];
+    int32_t begin = chunk * plan_->query_key_value;
+    int32_t end = std::min(begin + plan_->query_key_value, matrix.panels);
+    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
+    float* out = buffers_.query_key_value + block.begin * stride +
+                 projection.first_output[part] + begin * PANEL_ROWS;
+    multiply(matrix, x, block, begin, end, out, stride);
+}
+
+void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
+    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
+    float* query = buffers_.query_key_value + row * stride;
+    float* key = query + config_.query_columns();
+    const float* value = key + config_.kv_columns();
+    const float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
+    // Query heads and key heads lie side by side.
+    ops_.rope(query, cos_sin, config_.heads + config_.kv_heads, config_.head_dim,
+              config_.rope.dimension);
+    ops_.kv_append(key, value, kv_.layout, kv_.layer(layer_index),
+                   row_pages_[static_cast<size_t>(row)],
+                   step_->positions[row] % limits::PAGE_TOKENS);
+}
+
+void CpuModel::attend(int32_t item, int32_t layer_index) const {
+    int32_t items_per_block = config_.heads / attention_heads_;
+    const AttentionBlock& block =
+        attention_blocks_[static_cast<size_t>(item / items_per_block)];
+    const Segment& segment = step_->segments[block.segment];
+    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
+    AttentionCall call = {};
+    call.query = buffers_.query_key_value + block.first_row * stride;
+    call.query_stride = stride;
+    call.out = buffers_.attended.f32 + int64_t{block.first_row} * config_.query_columns();
+    call.out_stride = config_.query_columns();
+    call.row_count = block.row_count;
+    call.first_position = segment.first_position + (block.first_row - segment.first_row);
+    call.query_head = item % items_per_block * attention_heads_;
+    call.group_heads = attention_heads_;
+    call.kv_head = call.query_head / config_.group_heads();
+    call.pages = kv_.layer(layer_index);
+    call.page_table =
+        step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
+    call.scale = attention_scale_;
+    ops_.attention(call, kv_.layout);
+}
+
+void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
+    const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
+    const FusedProjection& projection = layer.query_key_value;
+    const ActivationBuffer& x =
+        norm_rows(thread, layer.attention_norm, any_quantised(projection));
+    int32_t chunks = 0;
+    for (int32_t i = 0; i < projection.part_count; i++)
+        chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
+    pool_.share(thread, chunks * row_block_count_,
+                [&](int32_t item) { project(projection, x, item); });
+    if (plan_->repeats_norms) {
+        pool_.barrier([&] {
+            for (int32_t row = 0; row < step_->row_count; row++) rope_and_append(row, layer_index);
+        });
+    } else {
+        pool_.barrier();
+        share_rows(thread, step_->row_count,
+                   [&](int32_t row) { rope_and_append(row, layer_index); });
+        pool_.barrier();
+    }
+
+    // An item's channels are quantised by the item if they are whole groups, else in a phase of their own.
+    bool wanted = quantised(layer.attention_output);
+    int32_t columns = attention_heads_ * config_.head_dim;
+    bool within = wanted && columns % GROUP_COLUMNS == 0;
+    int32_t items_per_block = config_.heads / attention_heads_;
+    const ActivationBuffer& attended = buffers_.attended;
+    pool_.share(thread, attention_block_count_ * items_per_block, [&](int32_t item) {
+        attend(item, layer_index);
+        if (!within) return;
+        const AttentionBlock& block =
+            attention_blocks_[static_cast<size_t>(item / items_per_block)];
+        int32_t first = item % items_per_block * columns;
+        for (int32_t row = block.first_row; row < block.first_row + block.row_count; row++)
+            attended.quantise(ops_, row, first, columns,
+                              attended.f32 + int64_t{row} * config_.query_columns() + first);
+    });
+    pool_.barrier();
+    if (wanted && !within) {
+        share_rows(thread, step_->row_count, [&](int32_t row) {
+            attended.quantise(ops_, row, 0, config_.query_columns(),
+                              attended.f32 + int64_t{row} * config_.query_columns());
+        });
+        pool_.barrier();
+    }
+
+    int32_t output_chunks = divide_up(layer.attention_output.panels, plan_->attention_output);
+    pool_.share(thread, output_chunks * row_block_count_, [&](int32_t item) {
+        add_product(thread, layer.attention_output, attended, plan_->attention_output, item);
+    });
+    pool_.barrier();
+}
+
+void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const ActivationBuffer& x,
+                           int32_t panels_per_item, int32_t item) const {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
+    int32_t begin = item / row_block_count_ * panels_per_item;
+    int32_t end = std::min(begin + panels_per_item, matrix.panels);
+    int32_t stride = (end - begin) * PANEL_ROWS;
+    int32_t columns = std::min(stride, matrix.rows - begin * PANEL_ROWS);
+    float* product = buffers_.threads[static_cast<size_t>(thread)].item;
+    multiply(matrix, x, block, begin, end, product, stride);
+    for (int32_t row = block.begin; row < block.end; row++)
+        ops_.add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS,
+                 product + int64_t{row - block.begin} * stride, columns);
+}
+
+void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const ActivationBuffer& x,
+                           int32_t item) const {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
+    int32_t begin = item / row_block_count_ * plan_->gate_up;
+    int32_t end = std::min(begin + plan_->gate_up, layer.gate.panels);
+    int32_t stride = (end - begin) * PANEL_ROWS;
+    int32_t first = begin * PANEL_ROWS;
+    int32_t columns = std::min(stride, config_.feed_forward - first);
+    float* gate = buffers_.threads[static_cast<size_t>(thread)].item;
+    float* up = buffers_.threads[static_cast<size_t>(thread)].second_item;
+    multiply(layer.gate, x, block, begin, end, gate, stride);
+    multiply(layer.up, x, block, begin, end, up, stride);
+    for (int32_t row = block.begin; row < block.end; row++) {
+        int64_t at = int64_t{row - block.begin} * stride;
+        float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
+        ops_.swiglu(gate + at, up + at, columns, gated);
+        if (quantised(layer.down)) buffers_.gated.quantise(ops_, row, first, columns, gated);
+    }
+}
+
+void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
+    const ActivationBuffer& x = norm_rows(thread, layer.feed_forward_norm,
+                                          quantised(layer.gate) || quantised(layer.up));
+    pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
+                [&](int32_t item) { gate_and_up(thread, layer, x, item); });
+    pool_.barrier();
+    pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
+                [&](int32_t item) {
+                    add_product(thread, layer.down, buffers_.gated, plan_->down, item);
+                });
+    pool_.barrier();
+}
+
+void CpuModel::run_head(int32_t thread) {
+    int32_t rows = step_->logit_row_count;
+    if (rows == 0) return;
+    bool wanted = quantised(weights_.head);
+    bool repeats = rows <= PlanTable::REPEATED_NORM_ROWS_MAX;
+    const ActivationBuffer& x =
+        repeats ? buffers_.threads[static_cast<size_t>(thread)].normed : buffers_.logit_rows;
+    auto norm_row = [&](int32_t i) {
+        int32_t row = step_->logit_rows[i];
+        norm(weights_.final_norm, buffers_.residual + int64_t{row} * config_.hidden, x, i, wanted);
+    };
+    if (repeats) {
+        for (int32_t i = 0; i < rows; i++) norm_row(i);
+    } else {
+        share_rows(thread, rows, norm_row);
+        pool_.barrier();
+    }
+    const StepPlan& plan = plans_.for_rows(rows);
+    pool_.share(thread, divide_up(weights_.head.panels, plan.head), [&](int32_t item) {
+        int32_t begin = item * plan.head;
+        int32_t end = std::min(begin + plan.head, weights_.head.panels);
+        multiply(weights_.head, x, {0, rows, Arithmetic::generated}, begin, end,
+                 buffers_.logits + begin * PANEL_ROWS, config_.vocabulary);
+    });
+}
+
+}  // namespace sublimate::cpu

@@ -1,0 +1,112 @@
+// The model step on the CPU (concept Model of loop/step.h): rows in, KV pages and logits out. A step is a fixed list
+// of phases that all threads walk together, with a barrier between phases that depend on each other; nothing is
+// allocated, and no result depends on which rows share the step or on the number of threads.
+//
+// A row's arithmetic (see Arithmetic) selects the matmul of the layers. The logits of every row come from the
+// generated arithmetic, so that the largest matrix is read once a step.
+//
+// defines: CpuModel
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../loop/sampler_ops.h"
+#include "../loop/step.h"
+#include "../model/config.h"
+#include "../model/weights.h"
+#include "buffers.h"
+#include "ops.h"
+#include "plan.h"
+#include "threads.h"
+
+namespace sublimate::cpu {
+
+class CpuModel {
+public:
+    // `config`, `weights` and `pool` outlive the model. kv_bytes > 0.
+    static Status create(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+                         const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
+                         std::unique_ptr<CpuModel>* model);
+
+    int32_t vocabulary() const { return config_.vocabulary; }
+    int32_t context_length() const { return config_.context_length; }
+    int32_t kv_pages() const { return kv_.pages; }
+    const KvArena& kv() const { return kv_; }
+    const Ops& ops() const { return ops_; }
+    // Whether prompt and generated rows give equal bits.
+    bool same_arithmetic() const { return ops_.matmul == ops_.matmul_prompt; }
+
+    const float* forward(const Step& step);
+
+    template <class Body>
+    void for_rows(int32_t count, Body&& body) {
+        pool_.parallel_for(count, body);
+    }
+    const SamplerOps& sampler_ops() const { return sampler_ops_; }
+
+private:
+    // Rows [begin, end) that one matrix item covers; all of one arithmetic.
+    struct RowBlock {
+        int32_t begin, end;
+        Arithmetic arithmetic;
+    };
+    // Rows of one segment that one attention item covers.
+    struct AttentionBlock {
+        int32_t segment, first_row, row_count;
+    };
+
+    CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+             const Ops& ops, ThreadPool& pool);
+
+    // Before the threads start.
+    void prepare(const Step& step);
+    void prepare_row_blocks(const Step& step);
+    void prepare_attention(const Step& step);
+
+    // On every thread.
+    void run(int32_t thread);
+    void run_attention(int32_t thread, int32_t layer_index);
+    void run_feed_forward(int32_t thread, const LayerWeights& layer);
+    void run_head(int32_t thread);
+
+    void embed(int32_t row) const;
+    void rope_and_append(int32_t row, int32_t layer_index) const;
+    void attend(int32_t item, int32_t layer_index) const;
+    void gate_and_up(int32_t thread, const LayerWeights& layer, const ActivationBuffer& x,
+                     int32_t item) const;
+    void add_product(int32_t thread, const PackedMatrix& matrix, const ActivationBuffer& x,
+                     int32_t panels_per_item, int32_t item) const;
+    void project(const FusedProjection& projection, const ActivationBuffer& x, int32_t item) const;
+    void multiply(const PackedMatrix& matrix, const ActivationBuffer& x, const RowBlock& block,
+                  int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) const;
+    void norm(const float* weight, const float* x, const ActivationBuffer& out, int32_t row,
+              bool quantised) const;
+    const ActivationBuffer& norm_rows(int32_t thread, const float* weight, bool quantised);
+    template <class Body>
+    void share_rows(int32_t thread, int32_t rows, Body&& body);
+
+    const ModelConfig& config_;
+    const Weights& weights_;
+    const RopeTable rope_;
+    const Ops& ops_;
+    ThreadPool& pool_;
+    SamplerOps sampler_ops_;
+    PlanTable plans_;
+    StepBuffers buffers_;
+    KvArena kv_;
+    float attention_scale_ = 0.0f;
+
+    // Of the step that runs; written by prepare.
+    const Step* step_ = nullptr;
+    const StepPlan* plan_ = nullptr;
+    std::vector<RowBlock> row_blocks_;
+    int32_t row_block_count_ = 0;
+    std::vector<AttentionBlock> attention_blocks_;
+    int32_t attention_block_count_ = 0;
+    int32_t attention_heads_ = 0;  // query heads per attention item
+    std::vector<int32_t> row_pages_;  // (row) the page that its position lies in
+};
+
+}  // namespace sublimate::cpu
