@@ -76,6 +76,17 @@ bool detect(Isa isa) {
     return avx512 && has(leaf7.edx, LEAF7_EDX_AMX) && has(state, XCR0_AMX) && tiles_allowed();
 }
 
+const Ops& amx_table() {
+    static const Ops ops = [] {
+        Ops joined = AVX512_OPS;
+        joined.name = "amx";
+        joined.isa = Isa::amx;
+        joined.matmul_prompt = amx_matmul_prompt;
+        return joined;
+    }();
+    return ops;
+}
+
 const Ops* table(Isa isa) {
     switch (isa) {
     case Isa::ref:
@@ -86,9 +97,10 @@ const Ops* table(Isa isa) {
         return &AVX2_OPS;
     case Isa::avx512:
         return &AVX512_OPS;
-    default:
-        return nullptr;
+    case Isa::amx:
+        return &amx_table();
     }
+    return nullptr;
 }
 
 } // namespace

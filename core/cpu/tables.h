@@ -10,7 +10,11 @@ extern const Ops REF_OPS;
 extern const Ops PORTABLE_OPS;
 extern const Ops AVX2_OPS;
 extern const Ops AVX512_OPS;
-extern const Ops AMX_OPS;
+
+// The prompt's arithmetic on AMX. The dispatcher joins it with AVX512_OPS to a table.
+void amx_matmul_prompt(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
+                       int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
+                       int64_t out_stride);
 
 // A failed CHECK inside a kernel. Defined in the dispatcher's baseline object: an inline function would also be
 // compiled for the kernel's instruction set, and the linker keeps any one of the copies.

@@ -1,0 +1,200 @@
+// The AMX kernel's logic on any machine: the same template as core/cpu/amx.cpp, over tiles that are plain arrays
+// with the documented semantics of TDPBF16PS. Compared with a sum in double over the same bf16 numbers.
+#include "core/cpu/lanes_portable.inl.h"
+
+#include "core/cpu/matmul_tiles.inl.h"
+
+#include "ops_testing.h"
+
+namespace sublimate::cpu {
+namespace {
+
+using namespace testing;
+
+float flushed(float x) {
+    return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+}
+
+// Intel SDM volume 2, TDPBF16PS: fp32 fused multiply-adds, subnormals are zero on both sides.
+class SoftwareTiles {
+  public:
+    static void buffers_written() {}
+
+    static LanesBits bf16_pairs(Lanes a, Lanes b) {
+        float even[LANES];
+        float odd[LANES];
+        uint16_t words[2 * LANES];
+        store(even, a);
+        store(odd, b);
+        for (int32_t i = 0; i < LANES; ++i) {
+            words[2 * i] = float_to_bf16(even[i]);
+            words[2 * i + 1] = float_to_bf16(odd[i]);
+        }
+        return load_bits(words);
+    }
+    static void store_bf16(uint16_t* to, Lanes a) {
+        float numbers[LANES];
+        store(numbers, a);
+        for (int32_t i = 0; i < LANES; ++i) to[i] = float_to_bf16(numbers[i]);
+    }
+
+    void clear_sums() { std::memset(sums_, 0, sizeof(sums_)); }
+    void load_sums(const float* from, int64_t stride) {
+        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
+            std::memcpy(sums_[r], from + r * stride, sizeof(sums_[r]));
+        }
+    }
+    void store_sums(float* to, int64_t stride) const {
+        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
+            std::memcpy(to + r * stride, sums_[r], sizeof(sums_[r]));
+        }
+    }
+    void load_rows(const uint16_t* rows, int64_t stride) {
+        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
+            std::memcpy(rows_[r], rows + r * stride, sizeof(rows_[r]));
+        }
+    }
+    void load_weights(const uint16_t* first, const uint16_t* second) {
+        std::memcpy(weights_[0], first, sizeof(weights_[0]));
+        std::memcpy(weights_[1], second, sizeof(weights_[1]));
+    }
+    void multiply() {
+        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
+            for (int32_t n = 0; n < TILE_BLOCK; ++n) sums_[r][n] = dot(r, n);
+        }
+    }
+
+  private:
+    float dot(int32_t r, int32_t n) const {
+        float chains[2] = {0.0f, 0.0f};
+        for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
+            const uint16_t weight = weights_[n / TILE_ROWS][k / 2 * 32 + n % TILE_ROWS * 2 + k % 2];
+            const float a = flushed(bf16_to_float(rows_[r][k]));
+            chains[k % 2] =
+                flushed(std::fma(a, flushed(bf16_to_float(weight)), chains[k % 2]));
+        }
+        return flushed(flushed(sums_[r][n]) + flushed(chains[0] + chains[1]));
+    }
+
+    float sums_[TILE_BLOCK][TILE_BLOCK];
+    uint16_t rows_[TILE_BLOCK][GROUP_COLUMNS];
+    uint16_t weights_[BLOCK_TILES][TILE_WORDS];
+};
+
+constexpr float UNTOUCHED = 12345.0f;
+constexpr float NEAR = 2e-6f;  // of the sum of magnitudes: fp32 sums of some hundred terms
+
+struct Shape {
+    WeightKind kind;
+    bool affine;
+    int32_t outputs;
+    int32_t columns;
+    int32_t rows;
+};
+
+// The weight as the format defines it, read from the panel by hand.
+float weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
+    const std::byte* panel = m.data + output / PANEL_ROWS * m.panel_bytes;
+    const int32_t lane = output % PANEL_ROWS;
+    const int32_t group = column / GROUP_COLUMNS;
+    const int32_t i = column % GROUP_COLUMNS;
+    const bool nibbles = m.kind == WeightKind::u4;
+    const int32_t low = nibbles ? i % 16 : i;
+    const int64_t bytes = nibbles ? 256 : 512;
+    const auto byte = static_cast<int32_t>(panel[group * bytes + low / 4 * 64 + 4 * lane + low % 4]);
+    const int32_t u = nibbles ? (i < 16 ? byte & 15 : byte >> 4) : byte;
+    const int64_t groups = m.columns / GROUP_COLUMNS;
+    const auto* halves = reinterpret_cast<const uint16_t*>(panel + groups * bytes);
+    const float scale = half_to_float(halves[group * PANEL_ROWS + lane]);
+    const float minimum =
+        m.affine ? half_to_float(halves[(groups + group) * PANEL_ROWS + lane]) : 0.0f;
+    return bf16_to_float(float_to_bf16(std::fma(scale, static_cast<float>(u - m.offset), minimum)));
+}
+
+void compare_with_double(const std::string& name, const Matrix& matrix, const QuantisedRows& x,
+                         const Shape& s, const std::vector<float>& out, int64_t stride) {
+    for (int32_t row = 0; row < s.rows; ++row) {
+        for (int32_t output = 0; output < s.outputs; ++output) {
+            double sum = 0.0;
+            double magnitude = 0.0;
+            for (int32_t c = 0; c < s.columns; ++c) {
+                const float value = x.f32[static_cast<size_t>(row * s.columns + c)];
+                const double product = static_cast<double>(weight_at(matrix.packed, output, c)) *
+                                       bf16_to_float(float_to_bf16(value));
+                sum += product;
+                magnitude += std::fabs(product);
+            }
+            const float actual = out[static_cast<size_t>(row * stride + output)];
+            if (std::fabs(sum - actual) <= NEAR * magnitude) continue;
+            fail(name + " row " + std::to_string(row) + " output " + std::to_string(output));
+        }
+        for (int64_t beyond = s.outputs; beyond < stride; ++beyond) {
+            if (out[static_cast<size_t>(row * stride + beyond)] != UNTOUCHED) {
+                fail(name + " wrote past the outputs");
+            }
+        }
+    }
+}
+
+void check_shape(const Shape& s, uint64_t seed) {
+    Random random(seed);
+    const Matrix matrix = random_matrix(random, s.kind, s.outputs, s.columns, s.affine);
+    const QuantisedRows x = random_rows(random, s.rows, s.columns);
+    const int64_t stride = s.outputs + 5;
+    std::vector<float> out(static_cast<size_t>(s.rows * stride), UNTOUCHED);
+    const int32_t panels = matrix.packed.panels;
+    matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, 0, s.rows, 0, panels, out.data(),
+                                stride);
+    const std::string name = "tiles kind " + std::to_string(static_cast<int>(s.kind)) +
+                             (s.affine ? " affine " : " symmetric ") + std::to_string(s.outputs) +
+                             "x" + std::to_string(s.columns) + " rows " + std::to_string(s.rows);
+    compare_with_double(name, matrix, x, s, out, stride);
+    std::vector<float> pieces(out.size(), UNTOUCHED);
+    const int32_t row_step = 1 + random.below(40);
+    const int32_t panel_step = 1 + random.below(3);
+    for (int32_t row = 0; row < s.rows; row += row_step) {
+        for (int32_t panel = 0; panel < panels; panel += panel_step) {
+            matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, row,
+                                        std::min(row + row_step, s.rows), panel,
+                                        std::min(panel + panel_step, panels), pieces.data(),
+                                        stride);
+        }
+    }
+    compare_bits(name + " in pieces", out.data(), pieces.data(), static_cast<int64_t>(out.size()));
+}
+
+// Where this machine has AMX, the hardware and the emulation must agree to the bit.
+void check_hardware() {
+    if (!isa_runs(Isa::amx)) return;
+    Random random(5);
+    const Matrix matrix = random_matrix(random, WeightKind::u4, 100, 800, true);
+    const QuantisedRows x = random_rows(random, 77, 800);
+    std::vector<float> expected(77 * 100);
+    std::vector<float> actual(77 * 100);
+    matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, 0, 77, 0, 7, expected.data(), 100);
+    ops_for(Isa::amx).matmul_prompt(matrix.packed, x.activations, 0, 77, 0, 7, actual.data(), 100);
+    compare_bits("hardware tiles", expected.data(), actual.data(), 77 * 100);
+}
+
+void check_all_shapes() {
+    uint64_t seed = 1;
+    for (WeightKind kind : {WeightKind::u4, WeightKind::u8}) {
+        for (bool affine : {false, true}) {
+            for (int32_t rows : {1, 16, 17, 32, 33, 130}) {
+                check_shape({kind, affine, 32, 64, rows}, seed++);
+                check_shape({kind, affine, 41, 96, rows}, seed++);
+            }
+            check_shape({kind, affine, 48, 800, 33}, seed++);   // more than one chunk of columns
+            check_shape({kind, affine, 15, 1568, 64}, seed++);
+        }
+    }
+}
+
+} // namespace
+} // namespace sublimate::cpu
+
+int main() {
+    sublimate::cpu::check_all_shapes();
+    sublimate::cpu::check_hardware();
+    return sublimate::cpu::testing::finish("test_ops_tiles");
+}
