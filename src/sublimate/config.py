@@ -227,8 +227,8 @@ def _collect_fields() -> dict[str, Field]:
 
 FIELDS: dict[str, Field] = _collect_fields()
 PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
-# Read by the commands themselves, so they are no settings and no mistakes either.
-OTHER_VARIABLES = frozenset({"SUBLIMATE_CONFIG"})
+# Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
+OTHER_VARIABLES = ("SUBLIMATE_CONFIG", "SUBLIMATE_HTTP_", "SUBLIMATE_PARENT")
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -356,7 +356,8 @@ def _from_environment(
     found: dict[str, tuple[Any, str]] = {}
     notes: list[str] = []
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+        ours = variable.startswith(ENVIRONMENT_PREFIX)
+        if not ours or variable.startswith(OTHER_VARIABLES):
             continue
         field = known.get(variable)
         if field is None:

@@ -36,6 +36,8 @@ def chat(
     default = f"http://{settings.server.host}:{settings.server.port}"
     key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
     options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
+    if url is not None and not _answers(url):
+        raise PeerError(f"Nothing that is ready answers at {url}.")
     if url is not None or _answers(default):
         return _converse(url or default, key, options)
     errors.print(f"Nothing serves at {default}; starting a server for this chat ...")

@@ -1,0 +1,306 @@
+"""The command line: help, exit codes, what a wrong flag says, JSON for machines."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from sublimate.cli import bench, chat, main, screen
+from sublimate.cli.output import run_guarded
+from sublimate.config import FIELDS, EdgeSettings, Settings
+from sublimate.errors import (
+    ConfigError,
+    EngineError,
+    ExitCode,
+    HardwareError,
+    ListenError,
+    ModelError,
+    PeerError,
+    RequestError,
+    SublimateError,
+    nearest,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment}
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-m", "sublimate", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=60)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+def test_help_names_every_command() -> None:
+    text = run("--help").stdout
+    for command in ("serve", "chat", "pull", "models", "probe", "bench", "config", "version"):
+        assert f" {command} " in text
+
+
+def test_help_of_serve_names_every_setting_with_its_variable() -> None:
+    text = run("serve", "--help").stdout
+    for field in FIELDS.values():
+        if not field.hidden:
+            assert field.flag in text and field.environment in text, field.name
+
+
+def test_versions() -> None:
+    assert run("version").stdout.startswith("sublimate ")
+    assert set(msgspec.json.decode(run("version", "--json").stdout)) == {"version"}
+
+
+def test_a_wrong_flag_or_command_names_its_neighbour() -> None:
+    assert "--port" in run("serve", "--prot", "1", code=2).stderr
+    assert "serve" in run("serv", code=2).stderr
+
+
+def test_a_wrong_setting_is_exit_code_2_and_no_traceback() -> None:
+    result = run("serve", "--profile", "low-latnecy", code=2)
+    assert "Did you mean 'low-latency'?" in result.stderr and "flag --profile" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "environment SUBLIMATE_PORT" in run("serve", code=2, SUBLIMATE_PORT="x").stderr
+
+
+def test_an_unknown_model_is_exit_code_3() -> None:
+    result = run("serve", "--port", "0", "--model", "smolm2-135m", code=3)
+    assert "Did you mean 'smollm2-135m'?" in result.stderr
+    assert "cannot be read" in run("serve", "--port", "0", "-m", "/absent.gguf", code=3).stderr
+
+
+def test_a_taken_port_is_exit_code_5_before_any_download() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", "--port", str(port), code=5)
+    assert f"Port {port}" in result.stderr and "--port" in result.stderr
+
+
+def test_nothing_there_is_exit_code_6() -> None:
+    result = run("bench", "http://127.0.0.1:1", code=6)
+    assert "Nothing answers at 127.0.0.1:1" in result.stderr
+
+
+def test_models_without_any() -> None:
+    rows = msgspec.json.decode(run("models", "--json").stdout)
+    assert [row["default"] for row in rows] == [True] and rows[0]["path"] is None
+    assert "sublimate pull" in run("models").stdout
+
+
+def test_config_show_tells_sources_and_hides_secrets() -> None:
+    result = run("config", "show", "--json", SUBLIMATE_API_KEYS="topsecret", SUBLIMATE_PORT="81")
+    assert "topsecret" not in result.stdout
+    rows = {row["name"]: row for row in msgspec.json.decode(result.stdout)}
+    assert set(rows) == set(FIELDS)
+    assert rows["port"]["value"] == 81
+    assert rows["port"]["source"] == "environment SUBLIMATE_PORT"
+    assert rows["api_keys"]["value"] == "1 set"
+    assert "SUBLIMATE_PORT" in run("config", "show").stdout
+
+
+def test_a_mistyped_variable_is_noted() -> None:
+    assert "Did you mean 'threads'?" in run("config", "show", SUBLIMATE_THREDS="1").stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (ModelError("x"), 3),
+        (EngineError("x"), 4),
+        (HardwareError("x"), 4),
+        (RequestError("x"), 4),
+        (ListenError("x"), 5),
+        (PeerError("x"), 6),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes_are_stable(error: BaseException, code: int) -> None:
+    def action() -> int:
+        raise error
+
+    assert run_guarded(action) == code
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    def action() -> int:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        run_guarded(action)
+    assert SublimateError.exit_code == ExitCode.BUG
+
+
+def test_nearest_is_silent_about_what_is_far() -> None:
+    assert nearest("zzz", ["port"]) == ""
+    assert nearest("prot", ["port", "host"]) == " Did you mean 'port'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("1,32", [1, 32]), (" 5 ", [5]), ("", []), ("512,", [512])]
+)
+def test_lists_of_counts(text: str, counts: list[int]) -> None:
+    assert bench.parse_counts(text, "--batch") == counts
+
+
+@pytest.mark.parametrize("text", ["0", "1,-2", "x", ",", "1;2"])
+def test_what_is_no_list_of_counts(text: str) -> None:
+    with pytest.raises(ConfigError, match="--batch"):
+        bench.parse_counts(text, "--batch")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "either the URL"),
+        (("http://x", "--engine"), "either the URL"),
+        (("http://x", "--api", "mesages"), "Did you mean 'messages'?"),
+        (("http://x", "--prompt", "1,2"), "one number"),
+        (("http://x", "--extra", "[1]"), "JSON object"),
+    ],
+)
+def test_wrong_bench_arguments(arguments: tuple[str, ...], said: str) -> None:
+    assert said in run("bench", *arguments, code=2).stderr
+
+
+# ---- screens ------------------------------------------------------------------------------------
+ENGINE_INFO: dict[str, Any] = {
+    "architecture": "llama",
+    "parameters": 134_515_008,
+    "weight_bytes": 98_000_000,
+    "isa": "avx512",
+    "threads": 2,
+    "exact": False,
+    "context_length": 4096,
+    "trained_context_length": 8192,
+    "kv_pages": 4096,
+    "kv_bytes": 1 << 30,
+    "kv_type": "bf16",
+}
+
+
+def shown(settings: Settings) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    url = "http://127.0.0.1:8000"
+    console.print(screen.start_screen(settings, "tiny", url, ENGINE_INFO, {"template": "t1"}, 1.25))
+    console.print(screen.curl_line(url, settings), soft_wrap=True)
+    return console.file.getvalue()
+
+
+def test_the_start_screen_says_what_matters() -> None:
+    text = shown(Settings())
+    for part in (
+        "tiny (llama, 135 M parameters, 93.5 MiB)",
+        "t1",
+        "avx512, 2 threads, quantised",
+        "4,096 tokens (trained for 8,192)",
+        "1.0 GiB for 131,072 tokens (bf16)",
+        "high-throughput",
+        "after 1.2 s",
+        "http://127.0.0.1:8000",
+    ):
+        assert part in text, part
+
+
+def test_the_curl_line_is_one_line_of_valid_json() -> None:
+    strict = EdgeSettings(profile_contract="strict", api_keys=("secret",))
+    for settings in (Settings(), Settings(edge=strict)):
+        line = next(line for line in shown(settings).splitlines() if line.startswith("curl"))
+        body = msgspec.json.decode(line.partition("-d '")[2].rstrip("' "))
+        assert body["messages"] and body["stream"] is True
+        assert "secret" not in line
+    assert body["execution_profile"] == "high-throughput" and "YOUR_KEY" in line
+
+
+def test_json_events_are_lines(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    reporter = screen.JsonReporter(Settings(), "tiny", 0.0)
+    reporter.fetching("downloading", 1, 2)
+    reporter.fetching("downloading", 2, 2)
+    reporter.loading(0.5)
+    reporter.loading(1.0)
+    reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {"template": "t1"})
+    reporter.lost("engine", "signal SIGKILL", 0.1)
+    reporter.draining(1.0)
+    reporter.stopped()
+    lines = [msgspec.json.decode(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines] == [
+        "fetching",
+        "loaded",
+        "ready",
+        "lost",
+        "draining",
+        "stopped",
+    ]
+    assert lines[2]["port"] == 81 and lines[2]["model"] == "tiny"
+
+
+def test_plain_output_has_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = screen.ScreenReporter(Settings(), "tiny", 0.0)
+    reporter.fetching("downloading", 1, 2)
+    reporter.loading(0.5)
+    reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
+    reporter.lost("engine", "signal SIGKILL", 0.1)
+    reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
+    reporter.unavailable("load_failed", "no")
+    reporter.stopped()
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "Ready again" in text and "signal SIGKILL" in text
+    assert text.count("curl") == 1
+
+
+# ---- chat ---------------------------------------------------------------------------------------
+class Said:
+    """What a person types."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines: Iterator[str] = iter(lines)
+
+    def __call__(self, prompt: str) -> str:
+        try:
+            return next(self._lines)
+        except StopIteration:
+            raise EOFError from None
+
+
+def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[dict[str, str]]] = []
+
+    def say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
+        sent.append([dict(message) for message in messages])
+        return "" if messages[-1]["content"] == "fail" else "answer"
+
+    monkeypatch.setattr(chat, "_say", say)
+    monkeypatch.setattr(
+        "builtins.input", Said(["one", "", "fail", "two", "/help", "/new", "three"])
+    )
+    assert chat._converse("http://x", "", {}) == ExitCode.OK
+    assert [[message["content"] for message in turns] for turns in sent] == [
+        ["one"],
+        ["one", "answer", "fail"],
+        ["one", "answer", "two"],
+        ["three"],
+    ]
+
+
+def test_chat_refuses_what_is_no_url() -> None:
+    assert "no http" in run("chat", "--url", "ftp://x", code=6).stderr
+
+
+def test_every_flag_of_serve_is_a_setting() -> None:
+    import inspect
+
+    names = set(inspect.signature(main.serve).parameters)
+    assert names - {"json", "config"} == set(FIELDS)
