@@ -257,7 +257,7 @@ private:
     SUBLIMATE_HD void evict() {
         int32_t page = oldest_;
         if (fault(Fault::evict_parent_first)) page = newest_;
-        if (fault(Fault::evict_live_page) && page == NO_PAGE) page = steal_live();
+        if (fault(Fault::evict_live_page)) page = steal_live();
         if (page == NO_PAGE) return;
         if (pages_[page].state == PageState::cached) unlink(page);
         unpublish(page);
@@ -287,13 +287,14 @@ private:
         }
     }
 
-    // Only for the planted fault: some published page that is in use and has no children.
+    // Only for the planted fault: some published page that is in use and has no children, else the
+    // oldest.
     SUBLIMATE_HD int32_t steal_live() const {
         for (int32_t page = 0; page < page_count_; page++) {
             const Page& p = pages_[page];
             if (p.state == PageState::owned && p.published && p.children == 0) return page;
         }
-        return NO_PAGE;
+        return oldest_;
     }
 
     Page* pages_ = nullptr;    // (page_count)

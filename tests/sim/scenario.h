@@ -14,7 +14,7 @@
 namespace sublimate::sim {
 
 constexpr int32_t EDGES_SIMULATED = 3;
-constexpr int32_t VOCABULARY_SIMULATED_MAX = 80;
+constexpr int32_t VOCABULARY_SIMULATED_MAX = 40;
 constexpr int32_t CONTEXT_SIMULATED_MAX = 224;
 constexpr int32_t PAGES_SIMULATED_MAX = 80;
 constexpr int32_t SEQUENCES_SIMULATED_MAX = 20;
@@ -67,7 +67,7 @@ inline Scenario draw_scenario(uint64_t seed) {
         return random.chance(percent) ? random.between(1, most) : 0;
     };
     Scenario s;
-    s.loop.vocabulary = random.between(24, VOCABULARY_SIMULATED_MAX);
+    s.loop.vocabulary = random.between(16, VOCABULARY_SIMULATED_MAX);
     s.loop.context_tokens = random.between(40, CONTEXT_SIMULATED_MAX);
     s.loop.pages = random.between(4, random.chance(50) ? 16 : PAGES_SIMULATED_MAX);
     s.loop.sequences_max = random.between(1, SEQUENCES_SIMULATED_MAX);
@@ -83,7 +83,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.traits.vocabulary = s.loop.vocabulary;
     s.traits.nan_period = random.chance(30) ? random.between(60, 600) : 0;
     s.edges = random.between(1, EDGES_SIMULATED);
-    s.submit = random.between(30, 600);
+    s.submit = random.chance(20) ? random.between(200, 700) : random.between(20, 150);
     s.burst = sometimes(50, 60);
     s.cancel = sometimes(60, 120);
     s.late_cancel = sometimes(50, 80);
@@ -95,7 +95,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.edge_death = sometimes(20, 10);
     s.engine_death = sometimes(15, 8);
     s.clock_jump = sometimes(25, 30);
-    s.score_percent = random.chance(50) ? random.between(1, 30) : 0;
+    s.score_percent = random.chance(50) ? random.between(1, 20) : 0;
     s.masked_percent = random.chance(40) ? random.between(5, 60) : 0;
     s.sampled_percent = random.chance(60) ? random.between(5, 80) : 0;
     s.budget_max = random.between(2, s.loop.context_tokens < 80 ? 12 : 48);
@@ -132,7 +132,7 @@ public:
         h.flags =
             (random.chance(10) ? FLAG_NO_CACHE : 0) | (random.chance(30) ? FLAG_IGNORE_EOS : 0);
         h.mask_slot = -1;
-        h.logprobs = random.chance(15) ? random.between(0, limits::LOGPROBS_MAX) : -1;
+        h.logprobs = random.chance(8) ? random.between(0, limits::LOGPROBS_MAX) : -1;
         h.stop_token_count = random.between(0, 2);
         for (int32_t i = 0; i < h.stop_token_count; i++)
             h.stop_tokens[i] = random.below(s.loop.vocabulary);
@@ -174,6 +174,11 @@ private:
             prompt.push_back(from_base ? base[static_cast<size_t>(i)]
                                        : random.below(scenario_->loop.vocabulary));
         }
+        // Equal later pages behind another first page: only the parent tells them apart.
+        if (random.chance(15))
+            prompt[static_cast<size_t>(
+                random.below(length < limits::PAGE_TOKENS ? length : limits::PAGE_TOKENS))] =
+                random.below(scenario_->loop.vocabulary);
     }
 
     void draw_sampling(Random& random, RequestSpec& spec) const {

@@ -27,12 +27,14 @@ World::~World() {
 std::string World::run(uint64_t seed, int32_t steps, bool verbose) {
     start(seed);
     std::string why;
-    for (int32_t i = 0; i < steps && why.empty(); i++) {
+    int32_t computed = 0; // steps of the model; an iteration without work is not one
+    for (int32_t i = 0; computed < steps && i < steps * IDLE_FACTOR && why.empty(); i++) {
         let_things_happen();
         why = iterate(false);
-        if (!why.empty()) why += " at step " + std::to_string(i);
+        if (!why.empty()) why += " at iteration " + std::to_string(i);
+        computed += loop_->state().plan->rows > 0 ? 1 : 0;
         if (verbose)
-            std::printf("step %d: running %d waiting %d rows %d\n", i, loop_->running(),
+            std::printf("iteration %d: running %d waiting %d rows %d\n", i, loop_->running(),
                         loop_->waiting(), loop_->state().plan->rows);
     }
     if (why.empty()) why = drain();

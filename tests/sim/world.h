@@ -67,6 +67,7 @@ private:
     std::string check_idle();
 
     static constexpr int32_t WAIT_ITERATIONS_MAX = 600; // of a running request for its next row
+    static constexpr int32_t IDLE_FACTOR = 20;          // iterations per step at most
     static constexpr int32_t DRAIN_ITERATIONS_MAX = 20000;
     static constexpr int64_t STEP_NS = 8'000'000;
 
