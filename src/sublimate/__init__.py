@@ -7,7 +7,6 @@ loaded when they are first used, so that importing the package costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +40,9 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    # Costs more than the rest of the package's import: only when asked for.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("sublimate")
     except PackageNotFoundError:

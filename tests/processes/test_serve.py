@@ -1,0 +1,258 @@
+"""`sublimate serve` as a person starts it: start-up, kills under load, drain, restart."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from servers import Server, alive, wait_until
+
+from sublimate import _core
+from sublimate.config import Settings, cache_folder
+from sublimate.model.files import ModelFile, fetch
+
+ENGINE, EDGE = "sublimate.engine", "sublimate.edge"
+CLIENTS = 24
+ANSWER_TOKENS = 200
+STEP_MICROSECONDS = 5000
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelFile:
+    return fetch("default", cache_folder(Settings()))
+
+
+@pytest.fixture
+def script(tmp_path: Path, model: ModelFile) -> Path:
+    """Answers every prompt with the same long text, some 1 s of it."""
+    vocabulary = len(_core.Gguf(str(model.path)).metadata["tokenizer.ggml.tokens"])
+    path = tmp_path / "script.json"
+    body = {
+        "answers": [[[], [1000 + index % 500 for index in range(ANSWER_TOKENS)]]],
+        "vocabulary": vocabulary,
+        "step_delay_us": STEP_MICROSECONDS,
+    }
+    path.write_bytes(msgspec.json.encode(body))
+    return path
+
+
+def serving(*more: str) -> Server:
+    command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-level", "error"]
+    return Server([*command, *more])
+
+
+@pytest.fixture
+def server(script: Path) -> Iterator[Server]:
+    with serving("--script", str(script), "--drain-seconds", "20") as running:
+        running.ready()
+        yield running
+
+
+class Stream:
+    """One streamed request and how it ended."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+        self.ended_at = 0.0
+        self.first_text = asyncio.Event()
+
+    @property
+    def whole(self) -> bool:
+        return b"event: message_stop" in self.body
+
+    @property
+    def failed(self) -> bool:
+        """Told of an error, by a status or by an event, or cut."""
+        return self.status != 200 or b"event: error" in self.body or not self.whole
+
+    async def run(self, url: str, max_tokens: int) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        body = msgspec.json.encode(
+            {
+                "model": "default",
+                "max_tokens": max_tokens,
+                "stream": True,
+                "messages": [{"role": "user", "content": f"Hello {id(self)}"}],
+            }
+        )
+        head = (
+            f"POST /v1/messages HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+            f"x-api-key: k\r\nanthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head.encode() + body)
+            while data := await reader.read(1 << 16):
+                if not self.status:
+                    self.status = int(data.split(b" ")[1])
+                self.body += data
+                if b"text_delta" in self.body:
+                    self.first_text.set()
+        except OSError:
+            pass  # a closed connection is one of the ways to be told
+        finally:
+            self.ended_at = time.monotonic()
+            if writer is not None:
+                writer.transport.abort()
+
+
+async def load_and(url: str, action: Any, max_tokens: int = ANSWER_TOKENS) -> list[Stream]:
+    """Streams of many clients; the action is called when all have text."""
+    streams = [Stream() for _ in range(CLIENTS)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(stream.run(url, max_tokens)) for stream in streams]
+        for stream in streams:
+            await stream.first_text.wait()
+        action()
+    assert len(tasks) == CLIENTS
+    return streams
+
+
+def answers_again(server: Server) -> Stream:
+    """A whole answer, within the time that clients would retry."""
+    stream = Stream()
+
+    def whole() -> bool:
+        nonlocal stream
+        stream = Stream()
+        asyncio.run(stream.run(server.url, 5))
+        return stream.whole
+
+    wait_until(whole, 10)
+    return stream
+
+
+def test_a_killed_engine_under_load_fails_its_clients_and_comes_back(server: Server) -> None:
+    engine = server.children()[ENGINE]
+    killed_at = 0.0
+
+    def kill() -> None:
+        nonlocal killed_at
+        killed_at = time.monotonic()
+        os.kill(engine, signal.SIGKILL)
+
+    streams = asyncio.run(load_and(server.url, kill))
+    assert all(stream.failed for stream in streams)
+    assert max(stream.ended_at for stream in streams) - killed_at < 2.0
+    # The edge lives, so its clients are told and not just cut.
+    assert all(b"event: error" in stream.body for stream in streams)
+    answers_again(server)
+    assert server.children()[ENGINE] != engine
+
+
+def test_a_killed_edge_under_load_closes_its_clients_and_comes_back(server: Server) -> None:
+    children = server.children()
+    killed_at = 0.0
+
+    def kill() -> None:
+        nonlocal killed_at
+        killed_at = time.monotonic()
+        os.kill(children[EDGE], signal.SIGKILL)
+
+    streams = asyncio.run(load_and(server.url, kill))
+    assert all(stream.failed for stream in streams)
+    assert max(stream.ended_at for stream in streams) - killed_at < 2.0
+    answers_again(server)
+    assert server.children()[ENGINE] == children[ENGINE], "the engine survives its edge"
+
+
+def test_without_an_engine_requests_are_503_with_retry_after(server: Server) -> None:
+    os.kill(server.children()[ENGINE], signal.SIGSTOP)
+    stopped = server.children()[ENGINE]
+    os.kill(stopped, signal.SIGKILL)
+    server.event("lost")
+    statuses: list[Stream] = []
+
+    def seen() -> bool:
+        stream = Stream()
+        asyncio.run(stream.run(server.url, 5))
+        statuses.append(stream)
+        return stream.whole
+
+    wait_until(seen, 10)
+    refused = [stream for stream in statuses if not stream.whole]
+    assert all(stream.status == 503 for stream in refused)
+    assert all(b"retry-after" in stream.body.lower() for stream in refused)
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_ones(server: Server) -> None:
+    children = server.children()
+    streams = asyncio.run(load_and(server.url, lambda: server.signal(signal.SIGTERM)))
+    broken = [stream.body[-300:] for stream in streams if stream.failed]
+    assert not broken
+    assert server.wait() == 0
+    assert not any(alive(pid) for pid in children.values())
+
+
+def test_while_draining_new_requests_are_told_to_go_elsewhere(server: Server) -> None:
+    late = Stream()
+
+    async def run() -> None:
+        stream = Stream()
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            task = group.create_task(stream.run(server.url, ANSWER_TOKENS))
+            await stream.first_text.wait()
+            server.signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            await late.run(server.url, 5)
+            await task
+        assert stream.whole
+
+    asyncio.run(run())
+    assert late.status == 529 and b"retry-after" in late.body.lower()
+
+
+def test_a_drain_that_takes_too_long_ends_its_streams(script: Path) -> None:
+    with serving("--script", str(script), "--drain-seconds", "0.3") as server:
+        server.ready()
+        begin = time.monotonic()
+        streams = asyncio.run(load_and(server.url, lambda: server.signal(signal.SIGTERM)))
+        assert server.wait() == 0 and time.monotonic() - begin < 6
+        assert all(stream.failed for stream in streams)
+
+
+def test_a_second_interrupt_ends_at_once(server: Server) -> None:
+    def interrupt() -> None:
+        server.signal(signal.SIGINT)
+        server.event("draining")
+        server.signal(signal.SIGINT)
+
+    streams = asyncio.run(load_and(server.url, interrupt))
+    assert server.wait(2) == 130
+    assert all(stream.failed for stream in streams)
+
+
+def test_the_default_model_is_ready_within_three_seconds(model: ModelFile) -> None:
+    with serving("--model", str(model.path)) as server:
+        event = server.ready()
+        assert event["seconds"] < 3.0 and time.monotonic() - server.started < 3.5
+        assert event["engine"]["isa"] and event["engine"]["kv_pages"] > 0
+        stream = Stream()
+        asyncio.run(stream.run(server.url, 8))
+        assert stream.whole and b"text_delta" in stream.body
+
+
+def test_with_stay_every_request_is_told_why(tmp_path: Path, model: ModelFile) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"answers":[[[],[700]]],"vocabulary":100}')
+    with serving("--script", str(script), "--stay") as server:
+        event = server.event("unavailable")
+        assert event["reason"] == "load_failed"
+        assert server.process.poll() is None
+
+
+def test_a_file_that_is_no_model_is_a_message_and_exit_code_4(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    with serving("--model", str(path)) as server:
+        assert server.wait(20) in (3, 4)
+        wait_until(lambda: any("broken.gguf" in line for line in server.errors))
+        assert not any("Traceback" in line for line in server.errors), "".join(server.errors)
