@@ -23,7 +23,8 @@ INLINE Part part_splat(float value) { return Part{value, value, value, value}; }
 // a * b + c rounded once to float. The product of two floats is exact in double. The sum is rounded to odd
 // there (Boldo and Melquiond 2008): its error term (Knuth's two-sum) moves an even last bit towards the true
 // value, so that the second rounding, to float, sees on which side of a tie the true sum lies.
-INLINE PairDouble fused_pair(PairDouble a, PairDouble b, PairDouble c) {
+// Cold: kept out of line.
+[[gnu::noinline]] PairDouble fused_pair(PairDouble a, PairDouble b, PairDouble c) {
     const PairDouble product = a * b;
     const PairDouble sum = product + c;
     const PairDouble other = sum - product;
@@ -43,9 +44,29 @@ INLINE PairDouble high_pair(Part a) {
     return __builtin_convertvector(__builtin_shufflevector(a, a, 2, 3), PairDouble);
 }
 
+// Whether rounding a sum in double again, to float, could go wrong: the bits below float's precision are exactly
+// half of its last one, or the float would be subnormal (or zero, which costs nothing to take for one).
+INLINE PartBits rounds_twice(PairDouble sum) {
+    constexpr PartBits BELOW_FLOAT = {0x1fffffffu, 0, 0x1fffffffu, 0};
+    constexpr PartBits HALF = {0x10000000u, 1, 0x10000000u, 1};
+    constexpr PartBits MAGNITUDE = {0, 0x7fffffffu, 0, 0x7fffffffu};
+    constexpr PartSigned NORMAL = {0, 0x38100000, 0, 0x38100000};  // 2^-126 as a double, upper half
+    const auto bits = reinterpret_cast<PartBits>(sum);
+    const auto tie = reinterpret_cast<PartBits>((bits & BELOW_FLOAT) == HALF);
+    const auto small =
+        reinterpret_cast<PartBits>(NORMAL > reinterpret_cast<PartSigned>(bits & MAGNITUDE));
+    return tie | small;
+}
+
+// Almost every sum may be rounded twice; the others take the exact way.
 INLINE Part fma_part(Part a, Part b, Part c) {
-    const PairDouble low = fused_pair(low_pair(a), low_pair(b), low_pair(c));
-    const PairDouble high = fused_pair(high_pair(a), high_pair(b), high_pair(c));
+    PairDouble low = low_pair(a) * low_pair(b) + low_pair(c);
+    PairDouble high = high_pair(a) * high_pair(b) + high_pair(c);
+    const auto doubt = reinterpret_cast<PairBits>(rounds_twice(low) | rounds_twice(high));
+    if (__builtin_expect((doubt[0] | doubt[1]) != 0, 0)) {
+        low = fused_pair(low_pair(a), low_pair(b), low_pair(c));
+        high = fused_pair(high_pair(a), high_pair(b), high_pair(c));
+    }
     const PairFloat low_float = __builtin_convertvector(low, PairFloat);
     const PairFloat high_float = __builtin_convertvector(high, PairFloat);
     return __builtin_shufflevector(low_float, high_float, 0, 1, 2, 3);
