@@ -72,7 +72,7 @@ fuzz: .venv/stamp-environment
 asan tsan: .venv/stamp-environment
 	cmake --preset $@ >/dev/null
 	cmake --build --preset $@
-	SUBLIMATE_BUILD=build/$@ $(BIN)/python -m pytest -q tests/cpp tests/sim $(ARGS)
+	SUBLIMATE_BUILD=build/$@ $(BIN)/python -m pytest -q tests/cpp $(if $(filter asan,$@),tests/sim) $(ARGS)
 
 cuda:
 	tests/cuda/compile.sh

@@ -465,7 +465,7 @@ def test_no_machine_host_or_person_is_named() -> None:
     findings = []
     for path in house.tracked_files():
         raw = (house.ROOT / path).read_bytes()
-        if b"\0" in raw or path == "LICENSE":
+        if b"\0" in raw or path == "LICENSE" or path.startswith("tests/cases/"):
             continue
         for number, line in enumerate(raw.decode("utf-8", "replace").splitlines(), 1):
             if match := pattern.search(line):
