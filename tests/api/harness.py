@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 import uvloop
+
 from sublimate import _core
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
@@ -34,7 +35,7 @@ Value = TypeVar("Value")
 ANSWERS: dict[str, str | bytes] = {
     "say hello": "Hello there!",
     "say stop": "A B STOP C",
-    "say utf8": "😸 你好 é\\ \"q\"\n\ttab",
+    "say utf8": '😸 你好 é\\ "q"\n\ttab',
     "say nothing": "",
     "say broken": b"ab\xf0\x9f\x98",
     "count": "".join(f"{number} " for number in range(1000)),

@@ -1,5 +1,5 @@
-"""A model's text side in a few lines: one token per byte, the control tokens and the chat template of
-the default model. Token ids are easy to script, and no file is needed.
+"""A model's text side in a few lines: one token per byte, control tokens and template of the
+default model. Token ids are easy to script, and no file is needed.
 
 defines: TINY_TEMPLATE, tiny_metadata, tiny_model, ids, STOP
 """

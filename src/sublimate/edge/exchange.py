@@ -121,7 +121,7 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         """Called once when the client has gone before the answer was complete."""
 
-    # ---- whole answers ---------------------------------------------------------------------------
+    # ---- whole answers -------------------------------------------------------------------------
     def send(self, status: int, headers: list[Header], body: bytes) -> None:
         """Head and body at once."""
         if self.answered:
@@ -146,12 +146,15 @@ class Exchange:
         body = envelope(error, self.request_id)
         self.send_json(error.kind.status, body, error.headers())
 
-    # ---- streams -----------------------------------------------------------------------------------
+    # ---- streams -------------------------------------------------------------------------------
     def start_stream(self, headers: list[Header]) -> None:
         """The head of a stream of events. Frames follow by write."""
         self.streaming = True
         self._chunked = self.request.is_latest
-        stream = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+        stream = [
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+        ]
         if self._chunked:
             stream.append(("transfer-encoding", "chunked"))
         else:
@@ -183,7 +186,11 @@ class Exchange:
     def _head(self, status: int, headers: list[Header]) -> bytes:
         self.status = status
         phrase = _PHRASES.get(status) or http.HTTPStatus(status).phrase
-        lines = [f"HTTP/1.1 {status} {phrase}", f"date: {_date()}", f"request-id: {self.request_id}"]
+        lines = [
+            f"HTTP/1.1 {status} {phrase}",
+            f"date: {_date()}",
+            f"request-id: {self.request_id}",
+        ]
         lines += [f"{name}: {value}" for name, value in self.standing_headers]
         lines += [f"{name}: {value}" for name, value in headers]
         if not self.keep_alive:
@@ -191,7 +198,7 @@ class Exchange:
         lines.append("\r\n")
         return "\r\n".join(lines).encode("latin-1")
 
-    # ---- the other end -------------------------------------------------------------------------------
+    # ---- the other end -------------------------------------------------------------------------
     @property
     def gone(self) -> bool:
         """The client has closed before the answer was complete."""

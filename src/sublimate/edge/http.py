@@ -28,8 +28,8 @@ from .limits import HttpLimits
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Fields that decide framing or access: twice is a doubt, not a list.
 SINGLE_FIELDS = frozenset(
-    (b"host", b"content-length", b"content-type", b"content-encoding", b"authorization")
-    + (b"x-api-key", b"expect", b"origin", b"transfer-encoding")
+    b"host content-length content-type content-encoding transfer-encoding "
+    b"authorization x-api-key expect origin".split()
 )
 FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
@@ -371,5 +371,3 @@ class HttpConnection(asyncio.Protocol):
         self._dropped_bytes += size
         if self._dropped_bytes > limits.LINGER_BYTES_MAX:
             self.transport.abort()
-
-

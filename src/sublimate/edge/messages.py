@@ -74,9 +74,7 @@ async def prepared(server: EdgeServer, exchange: Exchange, context_tokens: int) 
     messages_max = server.limits.messages_max
 
     def work() -> Prompt:
-        return prepare(
-            body, server.model, messages_max=messages_max, context_tokens=context_tokens
-        )
+        return prepare(body, server.model, messages_max=messages_max, context_tokens=context_tokens)
 
     if len(body) < limits.OFFLOAD_BYTES_MIN:
         return work()

@@ -201,7 +201,9 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
     used = total - stats["pages_free"] - stats["pages_cached"]
     yield _gauge("kv_cache_usage_perc", "Share of pages with an owner.", used / total, labels)
     share = stats["utilization_ppm"] / 1e6
-    yield _gauge("engine_utilization", "Share of the measured roofline, last second.", share, labels)
+    yield _gauge(
+        "engine_utilization", "Share of the measured roofline, last second.", share, labels
+    )
     info = InfoMetricFamily(PREFIX + "cache_config", "Pages.", labels=list(labels))
     pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
     info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})

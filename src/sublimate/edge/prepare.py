@@ -1,4 +1,4 @@
-"""From the bytes of a body to token ids: decode, normalise, render, tokenise. No waiting, no engine.
+"""From the bytes of a body to token ids: decode, normalise, render, tokenise.
 
 defines: Prompt, decode, prepare
 """

@@ -253,7 +253,9 @@ def check_sampling(
         repetition_penalty=_above_zero(
             "repetition_penalty", request.repetition_penalty, limits.REPETITION_PENALTY_MAX
         ),
-        presence_penalty=_number("presence_penalty", request.presence_penalty, 0, -penalty, penalty),
+        presence_penalty=_number(
+            "presence_penalty", request.presence_penalty, 0, -penalty, penalty
+        ),
         frequency_penalty=_number(
             "frequency_penalty", request.frequency_penalty, 0, -penalty, penalty
         ),
@@ -323,6 +325,8 @@ def _logit_bias(bias: dict[str, float], vocabulary: int, count_max: int) -> tupl
         if not 0 <= token < vocabulary:
             raise field_error("logit_bias", "a key is not a token of this model")
         if not -limits.LOGIT_BIAS_VALUE_MAX <= value <= limits.LOGIT_BIAS_VALUE_MAX:
-            raise field_error("logit_bias", f"expected values within {limits.LOGIT_BIAS_VALUE_MAX:g}")
+            raise field_error(
+                "logit_bias", f"expected values within {limits.LOGIT_BIAS_VALUE_MAX:g}"
+            )
         pairs.append((token, value))
     return tuple(pairs)

@@ -62,6 +62,7 @@ class Answer:
         self._ticket: Ticket | None = None
         self._last_seconds = exchange.started_seconds
         """When the client last heard something."""
+        self._token_seconds = 0.0
         self._ended = False
 
     def begin(self, engine: EngineLink, ticket: Ticket) -> None:
@@ -71,7 +72,7 @@ class Answer:
         if self.exchange.gone:
             self._client_gone()
 
-    # ---- events of the engine --------------------------------------------------------------------
+    # ---- events of the engine ------------------------------------------------------------------
     def on_event(self, event: _core.StreamEvent, now_seconds: float) -> None:
         if self._ended:
             return
@@ -113,7 +114,7 @@ class Answer:
             return ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
         return ApiError("generation_failed")
 
-    # ---- other ends --------------------------------------------------------------------------------
+    # ---- other ends ----------------------------------------------------------------------------
     def engine_lost(self) -> None:
         """The engine ended; the client is told at once."""
         self.abort(ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS), "engine_lost")

@@ -125,9 +125,7 @@ class ChatTemplate:
         self._source = source or self._fallback_source
         self._environment = _environment(self._source, self._fallback_source)
         self._escape_pattern = _alternatives(self._special)
-        self._openings = {
-            text[:length] for text in self._special for length in range(1, len(text))
-        }
+        self._openings = {text[:length] for text in self._special for length in range(1, len(text))}
         self._opening_characters_max = max(map(len, self._openings), default=0)
         self.report = self._probe(bool(source))
         self.fallbacks = 0

@@ -23,7 +23,8 @@ from ..errors import ModelError
 # The library would otherwise start a thread per core, beside the engine's own.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tokenizers import Regex, Tokenizer as Backend, models, normalizers, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 # Token types of GGUF (tokenizer.ggml.token_type).
 TYPE_NORMAL = 1
@@ -162,7 +163,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelError(
-            f"The tokenizer kind {kind!r} is not supported: this server reads byte-level BPE (gpt2)."
+            f"The tokenizer kind {kind!r} is not supported: only byte-level BPE (gpt2) is."
         )
     name = metadata.get("tokenizer.ggml.pre")
     pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None

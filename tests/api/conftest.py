@@ -1,0 +1,15 @@
+"""One quick server for all tests that need nothing special of it."""
+
+from collections.abc import Iterator
+
+import pytest
+from harness import Served, serve
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Served]:
+    """Answers at once; a test must leave it idle."""
+    with serve(info={"compute_path": "direct-kernel", "resident_loop": True}) as served:
+        yield served
+        assert served.idle()
+        assert served.engine.audit() == ""
