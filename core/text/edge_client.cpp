@@ -49,8 +49,7 @@ bool header_fits(const RequestHeader& header, int32_t slot, int32_t generation,
                  StreamFormat format) {
     if (header.version != REQUEST_VERSION || header.slot != slot || header.generation != generation)
         return false;
-    if (header.prompt_length < 1 || header.prompt_length > limits::CONTEXT_TOKENS_MAX ||
-        header.token_budget < 0 || header.logit_bias_count < 0 ||
+    if (header.prompt_length < 1 || header.token_budget < 0 || header.logit_bias_count < 0 ||
         header.logit_bias_count > limits::LOGIT_BIAS_MAX || header.logprobs < -1 ||
         header.logprobs > limits::LOGPROBS_MAX)
         return false;

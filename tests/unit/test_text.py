@@ -273,6 +273,8 @@ def test_the_stop_token_is_billed_and_not_shown() -> None:
     stream.push(stream.token(1, ring.STOP_TOKEN))
     (event,) = stream.poll()
     assert event.stop_reason == "end_turn" and event.output_tokens == 2
+    billed = twin.message_delta("end_turn", None, PROMPT_TOKENS, CACHED_TOKENS, 2)
+    assert event.data.endswith(billed + twin.MESSAGE_STOP)
     text = twin.check_grammar(twin.parse_frames(stream.data), complete=True)
     assert text == "hi"
 
