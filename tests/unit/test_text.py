@@ -26,9 +26,10 @@ class Stream:
         stops: Sequence[str] = (),
         form: str = "sse",
         admit: bool = True,
+        client: _core.EdgeClient | None = None,
     ) -> None:
         self.loop = ring.LoopTwin(REGION)
-        self.client = _core.EdgeClient(REGION, _core.Vocabulary(tokens))
+        self.client = client or _core.EdgeClient(REGION, _core.Vocabulary(tokens))
         lease = self.client.acquire(_core.REQUEST_HEADER_WORDS + PROMPT_TOKENS)
         assert lease is not None
         self.slot, self.generation, view = lease
@@ -265,6 +266,22 @@ def test_a_stop_string_ends_the_stream_in_the_same_poll_and_cancels_the_loop() -
     assert stream.client.in_flight == 0 and stream.client.slots_in_use == 0
     text = twin.check_grammar(twin.parse_frames(stream.data), complete=True)
     assert text == "A B "
+
+
+def test_a_slot_used_again_starts_anew() -> None:
+    """Whatever the request before left open, carried or held back is not in the next one."""
+    tokens = [b"text ST", b"\xf0\x9f", b"OP", b"\x98\xb8"]
+    fresh = Stream(tokens, ["STOP"])
+    event = run(fresh, 4, [1], ring.BUDGET)
+    for reason in (ring.FAILED, ring.CANCELLED, ring.BUDGET, ring.STOP_TOKEN):
+        for count in (0, 1, 2):
+            first = Stream(tokens, ["STOP"])
+            run(first, count, [1], reason)
+            again = Stream(tokens, ["STOP"], client=first.client)
+            assert (again.slot, again.generation) == (first.slot, first.generation + 1)
+            second = run(again, 4, [1], ring.BUDGET)
+            assert again.data == fresh.data
+            assert second.output_tokens == event.output_tokens == 4
 
 
 def test_the_stop_token_is_billed_and_not_shown() -> None:
