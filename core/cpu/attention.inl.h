@@ -54,106 +54,194 @@ INLINE LanesBits line_numbers(int32_t second) {
     return lanes + lanes + splat_bits(static_cast<uint32_t>(second));
 }
 
+// How many pages' scores, and how many lines of values, are summed side by side: few vectors have too few chains
+// of additions of their own to keep the multipliers busy.
+constexpr int32_t side_by_side(int32_t vectors) {
+    const int32_t fits = SUMS_MAX / (2 * vectors);
+    return fits >= 4 ? 4 : (fits >= 2 ? 2 : 1);
+}
+
 template <int32_t VECTORS>
 struct Block {
-    alignas(64) float query[VECTORS][HEAD_DIM_MAX];  // roped and scaled
-    alignas(64) float out[VECTORS][HEAD_DIM_MAX];    // per line: first, second
-    alignas(64) float weights[VECTORS][TOKENS];      // of the current page: first, second
-    alignas(64) float factors[LANES];                // rescale of what earlier pages left, per vector
-    alignas(64) float maxima[LANES];
+    static constexpr int32_t PAGES = side_by_side(VECTORS);
+    alignas(64) float query[VECTORS][HEAD_DIM_MAX];   // roped and scaled
+    alignas(64) float out[VECTORS][HEAD_DIM_MAX];     // per line: first, second
+    alignas(64) float scores[PAGES][VECTORS][TOKENS]; // first, second; then the softmax's weights
+    alignas(64) float maxima[PAGES + 1][LANES];       // per vector: before the pages, after each
+    alignas(64) float factors[PAGES][LANES];          // rescale of what earlier pages left
     Lanes sums[VECTORS];
-    int32_t tokens[VECTORS];                         // positions a vector sees, in all
-    int32_t valid[VECTORS];                          // of the current page
+    int32_t tokens[VECTORS];                          // positions a vector sees, in all
+    int32_t valid[PAGES][VECTORS];                    // of each page
 };
 
-// Turns one vector's scores into a running maximum; masked lanes never count.
+// Scores of PAGES pages; the same channel of every page in turn.
 template <class Element, int32_t VECTORS>
-INLINE void mask_scores(Block<VECTORS>& block, int32_t v, LinePair& scores, float* maxima) {
-    if (block.valid[v] < TOKENS) {
-        const LanesBits limit = splat_bits(static_cast<uint32_t>(block.valid[v]));
-        const Lanes never = splat(NEGATIVE_INFINITY);
-        scores.first = select(greater_bits(limit, line_numbers<Element>(0)), scores.first, never);
-        scores.second =
-            select(greater_bits(limit, line_numbers<Element>(1)), scores.second, never);
+INLINE void page_scores(Block<VECTORS>& block,
+                        const Element* const (&keys)[Block<VECTORS>::PAGES],
+                        const Element* const (&ahead)[Block<VECTORS>::PAGES], int32_t head_dim) {
+    constexpr int32_t PAGES = Block<VECTORS>::PAGES;
+    LinePair scores[PAGES][VECTORS];
+    for (auto& page : scores) {
+        for (LinePair& score : page) score = {splat(0.0f), splat(0.0f)};
     }
-    const float page_maximum = max_lanes(greatest(scores.first, scores.second));
-    maxima[v] = page_maximum > block.maxima[v] ? page_maximum : block.maxima[v];
-}
-
-template <class Element, int32_t VECTORS>
-INLINE void page_weights(Block<VECTORS>& block, const Element* keys, const Element* ahead,
-                         int32_t head_dim) {
-    LinePair scores[VECTORS];
-    for (int32_t v = 0; v < VECTORS; ++v) scores[v] = {splat(0.0f), splat(0.0f)};
     for (int32_t c = 0; c < head_dim; ++c) {
-        __builtin_prefetch(ahead + int64_t{c} * TOKENS);
-        const LinePair key = load_line(keys + int64_t{c} * TOKENS);
+        LinePair key[PAGES];
+        for (int32_t p = 0; p < PAGES; ++p) {
+            __builtin_prefetch(ahead[p] + int64_t{c} * TOKENS);
+            key[p] = load_line(keys[p] + int64_t{c} * TOKENS);
+        }
         for (int32_t v = 0; v < VECTORS; ++v) {
             const Lanes query = splat(block.query[v][c]);
-            scores[v].first = multiply_add(query, key.first, scores[v].first);
-            scores[v].second = multiply_add(query, key.second, scores[v].second);
+            for (int32_t p = 0; p < PAGES; ++p) {
+                LinePair& score = scores[p][v];
+                score.first = multiply_add(query, key[p].first, score.first);
+                score.second = multiply_add(query, key[p].second, score.second);
+            }
         }
     }
-    alignas(64) float maxima[LANES] = {};
-    for (int32_t v = 0; v < VECTORS; ++v) mask_scores<Element>(block, v, scores[v], maxima);
-    store(block.factors, exp_lanes(load(block.maxima) - load(maxima)));
-    store(block.maxima, load(maxima));
-    for (int32_t v = 0; v < VECTORS; ++v) {
-        const Lanes maximum = splat(maxima[v]);
-        const Lanes first = exp_lanes(scores[v].first - maximum);
-        const Lanes second = exp_lanes(scores[v].second - maximum);
-        store(block.weights[v], first);
-        store(block.weights[v] + LANES, second);
-        block.sums[v] = fma(block.sums[v], splat(block.factors[v]), first + second);
+    for (int32_t p = 0; p < PAGES; ++p) {
+        for (int32_t v = 0; v < VECTORS; ++v) {
+            store(block.scores[p][v], scores[p][v].first);
+            store(block.scores[p][v] + LANES, scores[p][v].second);
+        }
     }
 }
 
-// Adds the page's weighted values to one line of channels. Tokens that every vector sees share their loads; the
+// Lanes past the last visible token never count, whatever was read there. Returns the maximum of the others.
+template <class Element>
+INLINE float mask_scores(float* scores, int32_t valid) {
+    LinePair r = {load(scores), load(scores + LANES)};
+    if (valid < TOKENS) {
+        const LanesBits limit = splat_bits(static_cast<uint32_t>(valid));
+        const Lanes never = splat(NEGATIVE_INFINITY);
+        r.first = select(greater_bits(limit, line_numbers<Element>(0)), r.first, never);
+        r.second = select(greater_bits(limit, line_numbers<Element>(1)), r.second, never);
+        store(scores, r.first);
+        store(scores + LANES, r.second);
+    }
+    return max_lanes(greatest(r.first, r.second));
+}
+
+// Turns the pages' scores into weights, in place, and moves the running maxima and sums, page by page in order.
+// Step by step over all pages, because the exponentials of one page alone are a chain that nothing hides.
+template <class Element, int32_t VECTORS>
+INLINE void page_softmax(Block<VECTORS>& block, int32_t first_token) {
+    constexpr int32_t PAGES = Block<VECTORS>::PAGES;
+    for (int32_t p = 0; p < PAGES; ++p) {
+        for (int32_t v = 0; v < VECTORS; ++v) {
+            const int32_t left = block.tokens[v] - first_token - p * TOKENS;
+            const int32_t valid = left < 0 ? 0 : (left > TOKENS ? TOKENS : left);
+            const float maximum = mask_scores<Element>(block.scores[p][v], valid);
+            const float before = block.maxima[p][v];
+            block.maxima[p + 1][v] = maximum > before ? maximum : before;
+            block.valid[p][v] = valid;
+        }
+    }
+    for (int32_t p = 0; p < PAGES; ++p) {
+        const Lanes change = load(block.maxima[p]) - load(block.maxima[p + 1]);
+        store(block.factors[p], exp_lanes(change));
+        for (int32_t v = 0; v < VECTORS; ++v) {
+            float* scores = block.scores[p][v];
+            const Lanes maximum = splat(block.maxima[p + 1][v]);
+            const Lanes first = exp_lanes(load(scores) - maximum);
+            const Lanes second = exp_lanes(load(scores + LANES) - maximum);
+            store(scores, first);
+            store(scores + LANES, second);
+            block.sums[v] = fma(block.sums[v], splat(block.factors[p][v]), first + second);
+        }
+    }
+    store(block.maxima[0], load(block.maxima[PAGES]));
+}
+
+template <class Element>
+struct PageValues {
+    const float* weights;  // (vector, token slot)
+    const float* factors;  // (vector)
+    const int32_t* valid;  // (vector)
+    const Element* values;
+    const Element* ahead;
+    int32_t head_dim;
+};
+
+// Adds the page's weighted values to LINES lines of channels. Tokens that every vector sees share their loads; the
 // few behind them are taken only by the vectors that see them.
-template <class Element, int32_t VECTORS, bool HALF>
-INLINE void page_values(Block<VECTORS>& block, const Element* values, const Element* ahead,
-                        int32_t head_dim, int32_t channel) {
-    LinePair sums[VECTORS];
+template <class Element, int32_t VECTORS, int32_t LINES, bool HALF>
+INLINE void page_values(Block<VECTORS>& block, const PageValues<Element>& page,
+                        int32_t channel) {
+    LinePair sums[VECTORS][LINES];
     int32_t least = TOKENS;
     int32_t most = 0;
     for (int32_t v = 0; v < VECTORS; ++v) {
-        const Lanes factor = splat(block.factors[v]);
-        sums[v].first = load(block.out[v] + channel) * factor;
-        sums[v].second = load(block.out[v] + channel + LANES) * factor;
-        least = block.valid[v] < least ? block.valid[v] : least;
-        most = block.valid[v] > most ? block.valid[v] : most;
+        const Lanes factor = splat(page.factors[v]);
+        for (int32_t i = 0; i < LINES; ++i) {
+            const float* out = block.out[v] + channel + i * LINE;
+            sums[v][i] = {load(out) * factor, load(out + LANES) * factor};
+        }
+        least = page.valid[v] < least ? page.valid[v] : least;
+        most = page.valid[v] > most ? page.valid[v] : most;
     }
-    const auto load_values = [&](int32_t k) {
-        const Element* line = values + int64_t{k} * head_dim + channel;
-        if constexpr (HALF) return load_half_line(line);
-        if constexpr (!HALF) return load_line(line);
+    const auto load_values = [&](int32_t k, LinePair (&value)[LINES]) {
+        const Element* line = page.values + int64_t{k} * page.head_dim + channel;
+        for (int32_t i = 0; i < LINES; ++i) {
+            if constexpr (HALF) value[i] = load_half_line(line + i * LINE);
+            if constexpr (!HALF) value[i] = load_line(line + i * LINE);
+        }
     };
-    const auto take = [&](int32_t v, int32_t k, const LinePair& value) {
-        const Lanes weight = splat(block.weights[v][slot_of<Element>(k)]);
-        sums[v].first = multiply_add(weight, value.first, sums[v].first);
-        sums[v].second = multiply_add(weight, value.second, sums[v].second);
+    const auto take = [&](int32_t v, int32_t k, const LinePair (&value)[LINES]) {
+        const Lanes weight = splat(page.weights[v * TOKENS + slot_of<Element>(k)]);
+        for (int32_t i = 0; i < LINES; ++i) {
+            sums[v][i].first = multiply_add(weight, value[i].first, sums[v][i].first);
+            sums[v][i].second = multiply_add(weight, value[i].second, sums[v][i].second);
+        }
     };
+    LinePair value[LINES];
     for (int32_t k = 0; k < least; ++k) {
-        __builtin_prefetch(ahead + int64_t{k} * head_dim + channel);
-        const LinePair value = load_values(k);
+        for (int32_t i = 0; i < LINES; ++i) {
+            __builtin_prefetch(page.ahead + int64_t{k} * page.head_dim + channel + i * LINE);
+        }
+        load_values(k, value);
         for (int32_t v = 0; v < VECTORS; ++v) take(v, k, value);
     }
     for (int32_t k = least; k < most; ++k) {
-        const LinePair value = load_values(k);
+        load_values(k, value);
         for (int32_t v = 0; v < VECTORS; ++v) {
-            if (k < block.valid[v]) take(v, k, value);
+            if (k < page.valid[v]) take(v, k, value);
         }
     }
     for (int32_t v = 0; v < VECTORS; ++v) {
-        store(block.out[v] + channel, sums[v].first);
-        store(block.out[v] + channel + LANES, sums[v].second);
+        for (int32_t i = 0; i < LINES; ++i) {
+            float* out = block.out[v] + channel + i * LINE;
+            store(out, sums[v][i].first);
+            store(out + LANES, sums[v][i].second);
+        }
     }
+}
+
+// All channels: as many lines at once as fit, then fewer, then half a line.
+template <class Element, int32_t VECTORS>
+INLINE void all_values(Block<VECTORS>& block, const PageValues<Element>& page) {
+    constexpr int32_t MOST = side_by_side(VECTORS);
+    int32_t channel = 0;
+    if constexpr (MOST == 4) {
+        for (; channel + 4 * LINE <= page.head_dim; channel += 4 * LINE) {
+            page_values<Element, VECTORS, 4, false>(block, page, channel);
+        }
+    }
+    if constexpr (MOST >= 2) {
+        for (; channel + 2 * LINE <= page.head_dim; channel += 2 * LINE) {
+            page_values<Element, VECTORS, 2, false>(block, page, channel);
+        }
+    }
+    for (; channel + LINE <= page.head_dim; channel += LINE) {
+        page_values<Element, VECTORS, 1, false>(block, page, channel);
+    }
+    if (channel < page.head_dim) page_values<Element, VECTORS, 1, true>(block, page, channel);
 }
 
 template <int32_t VECTORS>
 INLINE void start_block(Block<VECTORS>& block, const AttentionCall& call, int32_t head_dim,
                         int32_t first_vector) {
-    store(block.maxima, splat(NEGATIVE_INFINITY));
+    for (auto& maxima : block.maxima) store(maxima, splat(NEGATIVE_INFINITY));
     for (int32_t v = 0; v < VECTORS; ++v) {
         const int32_t row = (first_vector + v) / call.group_heads;
         const int32_t head = call.query_head + (first_vector + v) % call.group_heads;
@@ -187,32 +275,29 @@ INLINE void finish_block(Block<VECTORS>& block, const AttentionCall& call, int32
 
 template <class Element, int32_t VECTORS>
 void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t first_vector) {
+    constexpr int32_t PAGES = Block<VECTORS>::PAGES;
     const int32_t head_dim = layout.head_dim;
     Block<VECTORS> block;
     start_block(block, call, head_dim, first_vector);
-    const auto page_at = [&](int32_t index) {
-        const int64_t head = int64_t{call.page_table[index]} * layout.kv_heads + call.kv_head;
-        return reinterpret_cast<const Element*>(call.pages + head * layout.head_bytes);
-    };
     const int32_t last_page = (block.tokens[VECTORS - 1] - 1) / TOKENS;
-    for (int32_t page = 0; page <= last_page; ++page) {
-        for (int32_t v = 0; v < VECTORS; ++v) {
-            const int32_t left = block.tokens[v] - page * TOKENS;
-            block.valid[v] = left < 0 ? 0 : (left > TOKENS ? TOKENS : left);
+    const auto page_at = [&](int32_t index) {  // past the last: the last again
+        const int64_t page = call.page_table[index < last_page ? index : last_page];
+        return reinterpret_cast<const Element*>(
+            call.pages + (page * layout.kv_heads + call.kv_head) * layout.head_bytes);
+    };
+    const int64_t page_keys = int64_t{head_dim} * TOKENS;
+    for (int32_t page = 0; page <= last_page; page += PAGES) {
+        const Element* keys[PAGES];
+        const Element* ahead[PAGES];
+        for (int32_t p = 0; p < PAGES; ++p) {
+            keys[p] = page_at(page + p);
+            ahead[p] = page_at(page + p + (PAGES > PAGES_AHEAD ? PAGES : PAGES_AHEAD));
         }
-        const Element* keys = page_at(page);
-        const Element* ahead =
-            page_at(page + PAGES_AHEAD < last_page ? page + PAGES_AHEAD : last_page);
-        const int64_t page_keys = int64_t{head_dim} * TOKENS;
-        page_weights(block, keys, ahead, head_dim);
-        int32_t channel = 0;
-        for (; channel + LINE <= head_dim; channel += LINE) {
-            page_values<Element, VECTORS, false>(block, keys + page_keys, ahead + page_keys,
-                                                 head_dim, channel);
-        }
-        if (channel < head_dim) {
-            page_values<Element, VECTORS, true>(block, keys + page_keys, ahead + page_keys,
-                                                head_dim, channel);
+        page_scores(block, keys, ahead, head_dim);
+        page_softmax<Element>(block, page * TOKENS);
+        for (int32_t p = 0; p < PAGES && page + p <= last_page; ++p) {
+            all_values<Element>(block, {block.scores[p][0], block.factors[p], block.valid[p],
+                                        keys[p] + page_keys, ahead[p] + page_keys, head_dim});
         }
     }
     finish_block<Element>(block, call, head_dim, first_vector);

@@ -96,6 +96,7 @@ INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
 constexpr int32_t FLOAT_ROWS = 2;
 constexpr int32_t FLOAT_PANELS = 2;
 constexpr int32_t BLOCK_VECTORS = 2;
+constexpr int32_t SUMS_MAX = 4;  // of attention, in registers
 
 }  // namespace
 }  // namespace sublimate::cpu

@@ -67,6 +67,7 @@ INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
 constexpr int32_t FLOAT_ROWS = 4;
 constexpr int32_t FLOAT_PANELS = 4;
 constexpr int32_t BLOCK_VECTORS = 8;
+constexpr int32_t SUMS_MAX = 16;  // of attention, in registers
 
 }  // namespace
 }  // namespace sublimate::cpu

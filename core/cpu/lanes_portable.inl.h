@@ -142,6 +142,7 @@ INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return a * b + c; }
 constexpr int32_t FLOAT_ROWS = 1;
 constexpr int32_t FLOAT_PANELS = 1;
 constexpr int32_t BLOCK_VECTORS = 2;
+constexpr int32_t SUMS_MAX = 4;  // of attention, in registers
 
 }  // namespace
 }  // namespace sublimate::cpu
