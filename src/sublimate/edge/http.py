@@ -261,8 +261,8 @@ class HttpConnection(asyncio.Protocol):
             if self._unparsed_bytes > self.limits.header_bytes_max:
                 self._refuse(self._headers_too_large())
                 return
-        elif self._in_body and body_before:
-            self._body_wire_bytes += size
+        elif self._in_body:
+            self._body_wire_bytes += size if body_before else max(0, size - self._head_bytes)
             overhead = self._body_wire_bytes - self._body_bytes
             if (
                 self._body_wire_bytes > limits.CHUNK_OVERHEAD_BYTES_MIN
