@@ -188,7 +188,8 @@ def worker_running(code: str) -> Worker:
 def wait_for_end(worker: Worker) -> tuple[list[Any], str]:
     messages: list[Any] = []
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
+        worker.kill_if_overdue(now)
         messages += [received.message for received in worker.receive()]
         if (why := worker.ended()) is not None:
             return messages, why

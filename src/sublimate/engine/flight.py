@@ -28,6 +28,7 @@ class Flight:
         self.slot = -1
         self.generation = -1
         self.finish_reason = ""
+        self.refuse_reason = ""
         self.pieces: deque[Piece] = deque()
         self._keep_pieces = keep_pieces
         self._ids: list[int] = []
@@ -56,6 +57,7 @@ class Flight:
         ids, logprobs = list(event.token_ids), list(event.logprobs)
         if event.finished:
             self.finish_reason = event.stop_reason
+            self.refuse_reason = event.refuse_reason
             self._end_ns = time.monotonic_ns()
             if event.stop_reason == "end_turn" and ids and ids[-1] in self.sampling.stop_tokens:
                 # The stop token ends the answer and is no part of it.

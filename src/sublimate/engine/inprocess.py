@@ -265,6 +265,7 @@ class Engine:
     ) -> None:
         """Submit all, as many at once as fit, and wait for all. Cancels the rest on an error."""
         waiting, flying, done = list(reversed(flights)), list[Flight](), 0
+        places = {id(flight): place for place, flight in enumerate(flights)}
         try:
             while waiting or flying:
                 while waiting and len(flying) < _core.LIMITS["SEQUENCES_MAX"]:
@@ -274,7 +275,7 @@ class Engine:
                 self._pump()
                 for flight in [flight for flight in flying if flight.finished]:
                     flying.remove(flight)
-                    self._raise_unless_well(flight, flights.index(flight))
+                    self._raise_unless_well(flight, places[id(flight)])
                     if at_end is not None:
                         with self._lock:
                             at_end(flight)
@@ -340,4 +341,5 @@ class Engine:
 
     def _raise_unless_well(self, flight: Flight, index: int) -> None:
         if flight.finish_reason not in FINISHED_WELL:
-            raise RequestError(f"prompt {index}: the request was {flight.finish_reason}.")
+            why = f" ({flight.refuse_reason})" if flight.refuse_reason else ""
+            raise RequestError(f"prompt {index}: the request was {flight.finish_reason}{why}.")

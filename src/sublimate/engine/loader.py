@@ -18,12 +18,11 @@ def check_hardware(isa: str) -> None:
     """Raises HardwareError if nothing, or not the instruction set `isa`, can run here."""
     found = _core.probe()
     runs: list[str] = list(found.get("isas", []))
+    cpu = found.get("cpu") or "this CPU"
     if not runs:
-        raise HardwareError(f"No instruction set of this program runs on {found.get('cpu')}.")
+        raise HardwareError(f"No instruction set of this program runs on {cpu}.")
     if isa and isa not in runs:
-        raise HardwareError(
-            f"This machine ({found.get('cpu')}) cannot run {isa}. It runs {', '.join(runs)}."
-        )
+        raise HardwareError(f"This machine ({cpu}) cannot run {isa}. It runs {', '.join(runs)}.")
 
 
 def load_engine(

@@ -77,7 +77,7 @@ def _cpu(machine: dict[str, Any], settings: Settings) -> Finding:
     best = str(machine.get("best_isa", isas[-1] if isas else ""))
     asked = settings.engine.isa
     chosen = asked or best
-    cpu = str(machine.get("cpu", "unknown CPU"))
+    cpu = str(machine.get("cpu") or "This CPU")
     if not isas or (asked and asked not in isas):
         return Finding(
             topic="instruction set",

@@ -24,7 +24,7 @@ from .. import _core
 from ..config import Settings
 from ..control import channel
 from ..control.child import spawn
-from ..errors import EngineError, ExitCode, HardwareError, SublimateError
+from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
 from .listen import address_url
 from .reporter import Reporter
 from .worker import Worker
@@ -62,6 +62,7 @@ class Supervisor:
         self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
         self._edge = Worker("edge", edge_module, channel.FromEdge)
         self._engine_info: dict[str, Any] | None = None
+        self._engine_said = ""
         self._edge_info: dict[str, Any] | None = None
         self._region: _core.Region | None = None
         self._pair = 0
@@ -77,7 +78,9 @@ class Supervisor:
         """Serve until a signal; returns the exit code. Call from the main thread."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = signal.set_wakeup_fd(wake_write)
-        signals = (signal.SIGINT, signal.SIGTERM)
+        # A closed terminal is a reason to drain, unless someone chose that it is none (nohup).
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signals = (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
         old_handlers = {number: signal.signal(number, _no_action) for number in signals}
         try:
             self._start_engine()
@@ -126,14 +129,18 @@ class Supervisor:
         self._restart_due()
 
     def _timeout_milliseconds(self) -> float | None:
-        times = [self._engine.restart_at_seconds, self._edge.restart_at_seconds]
-        due = [at for at in (*times, self._drain_deadline_seconds) if at is not None]
+        times = [self._drain_deadline_seconds]
+        for worker in (self._engine, self._edge):
+            times += [worker.restart_at_seconds, worker.kill_at_seconds]
+        due = [at for at in times if at is not None]
         if not due:
             return None
         return max(0.0, min(due) - time.monotonic()) * MILLISECONDS
 
     def _restart_due(self) -> None:
         now = time.monotonic()
+        for worker in (self._engine, self._edge):
+            worker.kill_if_overdue(now)
         if self._engine.is_due(now):
             self._start_engine()
         if self._edge.is_due(now):
@@ -172,6 +179,8 @@ class Supervisor:
                     self._complete_pair(pair)
                 case _:
                     pass
+        if self._engine.hung_up:
+            self._lose_engine()
         if (why := self._engine.ended()) is not None:
             self._engine_ended(why)
 
@@ -183,11 +192,18 @@ class Supervisor:
         elif not self._was_ready:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
             self._failure = kind(failed.message)
+        else:
+            self._engine_said = failed.message
+
+    def _lose_engine(self) -> None:
+        """Tell the edge, once, that the engine it works with is gone."""
+        if self._engine_info is not None:
+            self._engine_info = None
+            self._region = None
+            self._edge.send(channel.EngineLost())
 
     def _engine_ended(self, why: str) -> None:
-        self._engine_info = None
-        self._region = None
-        self._edge.send(channel.EngineLost())
+        self._lose_engine()
         if self._unavailable is not None:
             self._tell_unavailable()
             return
@@ -197,7 +213,8 @@ class Supervisor:
             self._failure = EngineError(f"The engine ended before it was ready: {why}.")
             return
         delay = self._engine.plan_restart()
-        self._reporter.lost("engine", why, delay)
+        self._reporter.lost("engine", self._engine_said or why, delay)
+        self._engine_said = ""
 
     def _tell_unavailable(self) -> None:
         if self._unavailable is not None:
@@ -237,7 +254,7 @@ class Supervisor:
         if self._drain_deadline_seconds is not None:
             self._drained = True
         elif not self._was_ready and self._unavailable is None:
-            self._failure = EngineError(f"The edge ended before it was ready: {why}.")
+            self._failure = self._failure or _edge_failure(why)
         else:
             delay = self._edge.plan_restart()
             self._reporter.lost("edge", why, delay)
@@ -269,6 +286,13 @@ class Supervisor:
             return
         self._was_ready = True
         self._reporter.ready(address_url(self._listen), self._engine_info, self._edge_info)
+
+
+def _edge_failure(why: str) -> SublimateError:
+    """What an edge that could not start means; it has told the details itself."""
+    if why == f"exit code {ExitCode.MODEL.value}":
+        return ModelError("The edge cannot serve this model (see above).")
+    return EngineError(f"The edge ended before it was ready: {why}.")
 
 
 def _no_action(number: int, frame: FrameType | None) -> None:

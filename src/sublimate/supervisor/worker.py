@@ -17,9 +17,9 @@ import msgspec
 from ..control import channel
 from .backoff import Backoff
 
-# A child that aborts closes its descriptors a moment before it is gone. Its own exit status says
-# more than our kill would; and the other side must hear of it within 100 ms.
-ENDING_SECONDS = 0.05
+# A child closes its end of the channel a moment before it is gone. Its own exit status says more
+# than our kill would, so it has this long.
+ENDING_SECONDS = 2.0
 
 Spawn = Callable[[str, Any], tuple[subprocess.Popen[bytes], channel.Channel[Any]]]
 
@@ -30,6 +30,8 @@ class Worker:
     def __init__(self, name: str, module: str, incoming: Any) -> None:
         self.name = name
         self.restart_at_seconds: float | None = None
+        self.kill_at_seconds: float | None = None
+        """Set when the child has closed its end but still lives."""
         self._module = module
         self._incoming = incoming
         self._backoff = Backoff()
@@ -55,9 +57,16 @@ class Worker:
 
     def fds(self) -> tuple[int, ...]:
         """What becomes readable when the child speaks or ends."""
-        if self._channel is None:
+        if self._process is None:
             return ()
+        if self._channel is None:
+            return (self._pidfd,)
         return (self._channel.fileno(), self._pidfd)
+
+    @property
+    def hung_up(self) -> bool:
+        """Alive, but it can neither say nor be told anything any more."""
+        return self._process is not None and self._channel is None
 
     def send(self, message: channel.Message, fds: tuple[int, ...] = ()) -> bool:
         """False if there is no child to tell. A child that does not read its channel is killed."""
@@ -83,19 +92,23 @@ class Worker:
                 self.kill()
                 return
             if received is None:
-                self._end_closed()
+                self._hang_up()
                 return
             for fd in received.fds:
                 os.close(fd)
             yield received
 
-    def _end_closed(self) -> None:
-        """The child closed its end: it is ending, or it can no longer be told anything."""
-        if self._process is not None:
-            try:
-                self._process.wait(ENDING_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.kill_at_seconds = time.monotonic() + ENDING_SECONDS
+
+    def kill_if_overdue(self, now_seconds: float) -> None:
+        """A child that closed its end and does not go is helped along."""
+        if self.kill_at_seconds is not None and now_seconds >= self.kill_at_seconds:
+            self.kill_at_seconds = None
+            self.kill()
 
     def ended(self) -> str | None:
         """How the child ended, once, after it has; else None."""
@@ -141,3 +154,4 @@ class Worker:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._process, self._channel, self._pidfd = None, None, -1
+        self.kill_at_seconds = None
