@@ -1,0 +1,166 @@
+"""The official SDK against this server, unchanged: sync, async, streaming, models, errors.
+
+Written for both lines of the SDK: 0.x (x-api-key, version 2023-06-01) and 2.x (Bearer, version
+2026-10-21). SUBLIMATE_TEST_ANTHROPIC_PYTHON names another interpreter with another SDK; these tests
+are then run in it as well.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import httpx
+import pytest
+from harness import Served, serve, wait_until
+from sublimate.config import EdgeSettings
+
+USER = {"role": "user", "content": "say hello"}
+OTHER_PYTHON = "SUBLIMATE_TEST_ANTHROPIC_PYTHON"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serve(settings=EdgeSettings(api_keys=("sk-test",)), step_delay_us=300) as served:
+        yield served
+        assert served.idle()
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="sk-test", max_retries=0) as made:
+        yield made
+
+
+def test_create(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(model="tiny", max_tokens=64, messages=[USER])
+    assert message.content[0].text == "Hello there!"
+    assert message.stop_reason == "end_turn" and message.usage.output_tokens == 13
+    assert message._request_id.startswith("req_")
+
+
+def test_stream_helper(client: anthropic.Anthropic) -> None:
+    with client.messages.stream(model="tiny", max_tokens=64, messages=[USER]) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == "Hello there!" == final.content[0].text
+    assert final.stop_reason == "end_turn" and final.usage.output_tokens == 13
+
+
+def test_stream_events(client: anthropic.Anthropic) -> None:
+    events = client.messages.create(model="tiny", max_tokens=64, messages=[USER], stream=True)
+    types = [event.type for event in events]
+    assert types[0] == "message_start" and types[-1] == "message_stop"
+    assert "content_block_delta" in types
+
+
+async def test_async_create_and_stream(server: Served) -> None:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="sk-test") as client:
+        message = await client.messages.create(model="tiny", max_tokens=64, messages=[USER])
+        assert message.content[0].text == "Hello there!"
+        async with client.messages.stream(model="tiny", max_tokens=64, messages=[USER]) as stream:
+            assert [text async for text in stream.text_stream]
+            assert (await stream.get_final_message()).content[0].text == "Hello there!"
+
+
+async def test_sixty_four_clients_at_once(server: Served) -> None:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="sk-test") as client:
+
+        async def ask(number: int) -> str:
+            content = [{"role": "user", "content": f"count {number}"}]
+            async with client.messages.stream(
+                model="tiny", max_tokens=64, messages=content
+            ) as stream:
+                return (await stream.get_final_message()).content[0].text
+
+        answers = await asyncio.gather(*(ask(number) for number in range(64)))
+    assert len(set(answers)) == 1 and len(answers[0]) == 64
+    wait_until(server.idle)
+
+
+def test_stop_sequences_and_system(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(
+        model="tiny",
+        max_tokens=64,
+        system=[{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}],
+        messages=[{"role": "user", "content": "say stop"}],
+        stop_sequences=["STOP"],
+    )
+    assert message.stop_reason == "stop_sequence" and message.stop_sequence == "STOP"
+
+
+def test_count_tokens_equals_usage(client: anthropic.Anthropic) -> None:
+    counted = client.messages.count_tokens(model="tiny", messages=[USER], system="Sys")
+    message = client.messages.create(model="tiny", max_tokens=4, messages=[USER], system="Sys")
+    usage = message.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_models(client: anthropic.Anthropic) -> None:
+    page = client.models.list()
+    assert [model.id for model in page.data] == ["tiny", "claude-tiny"]
+    assert client.models.retrieve("tiny").display_name == "Tiny Test"
+    assert [model.id for model in client.models.list(limit=1)] == ["tiny", "claude-tiny"]
+
+
+def test_errors_have_their_classes(client: anthropic.Anthropic, server: Served) -> None:
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        client.messages.create(model="tiny", max_tokens=-1, messages=[USER])
+    assert bad.value.body["error"]["message"].startswith("max_tokens: ")
+    assert bad.value.request_id.startswith("req_")
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="other", max_tokens=1, messages=[USER])
+    with pytest.raises(anthropic.AuthenticationError):
+        with anthropic.Anthropic(base_url=server.url, api_key="no", max_retries=2) as stranger:
+            stranger.messages.create(model="tiny", max_tokens=1, messages=[USER])
+
+
+def test_leaving_a_stream_cancels_it(client: anthropic.Anthropic, server: Served) -> None:
+    cancelled = server.region.stats()["cancelled_decode"]
+    content = [{"role": "user", "content": "count"}]
+    with client.messages.stream(model="tiny", max_tokens=3000, messages=content) as stream:
+        for _ in stream.text_stream:
+            break
+    wait_until(server.idle)
+    assert server.region.stats()["cancelled_decode"] == cancelled + 1
+
+
+def test_an_error_in_the_stream_raises(server: Served) -> None:
+    with serve(step_delay_us=5000) as served:
+        with anthropic.Anthropic(base_url=served.url, api_key="x", max_retries=0) as client:
+            content = [{"role": "user", "content": "count"}]
+            with pytest.raises(anthropic.APIError):
+                with client.messages.stream(
+                    model="tiny", max_tokens=3000, messages=content
+                ) as stream:
+                    for _ in stream.text_stream:
+                        served.call(served.server.engine_lost)
+
+
+def test_overload_is_retried_by_the_sdk() -> None:
+    """529 with retry-after, then served: the caller sees one answer."""
+    settings = EdgeSettings(queue_max=1)
+    with serve(settings=settings, pages=16, context_tokens=512, step_delay_us=2000) as served:
+        with httpx.Client(base_url=served.url, timeout=20) as busy:
+            request = {"model": "tiny", "max_tokens": 440, "stream": True,
+                       "messages": [{"role": "user", "content": "count"}]}
+            with busy.stream("POST", "/v1/messages", json=request):
+                with busy.stream("POST", "/v1/messages", json=request):
+                    pass
+                with anthropic.Anthropic(base_url=served.url, api_key="x") as client:
+                    message = client.messages.create(model="tiny", max_tokens=8, messages=[USER])
+                    assert message.content[0].text.startswith("Hello")
+
+
+@pytest.mark.skipif(OTHER_PYTHON not in os.environ, reason="no second SDK was named")
+def test_the_other_line_of_the_sdk() -> None:
+    """The same file under the interpreter that OTHER_PYTHON names."""
+    environment = {k: v for k, v in os.environ.items() if k != OTHER_PYTHON}
+    folders = [str(Path(__file__).parent), *sys.path]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    command = [os.environ[OTHER_PYTHON], "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
