@@ -19,7 +19,7 @@
 //   loop_stats.h   figures for /metrics
 //   fault.h        planted bugs for the simulator
 //
-// concept Clock: int64_t now_ns(), monotonic; optionally void published(), called after each publish
+// concept Clock: int64_t now_ns(), monotonic; optionally void published(), called after publishes
 // so that the host can wake sleeping edges. concept Model: see step.h.
 //
 // defines: Loop

@@ -46,8 +46,8 @@ struct Policy {
 constexpr Policy DEFAULT_POLICY = {{
     {.decode_rows_max = 16,
      .decode_rows_beside_prefill = 4,
-     .step_rows_max = 160,
-     .prefill_rows_beside_decode = 128,
+     .step_rows_max = 256,
+     .prefill_rows_beside_decode = 224,
      .prefill_rows_min = 64,
      .prompts_at_once = 1,
      .priority = 2},

@@ -1,5 +1,6 @@
-// The seam between the loop and whatever computes: one Step in, logits out. The CPU model, the CUDA model, the
-// scripted engine and the simulator's hash model all implement the same concept, so the same loop drives them.
+// The seam between the loop and whatever computes: one Step in, logits out. The CPU model, the CUDA
+// model, the scripted engine and the simulator's hash model all implement the same concept, so the
+// same loop drives them.
 #pragma once
 
 #include <cstdint>
@@ -33,17 +34,18 @@ struct Step {
     const int32_t* positions;      // (row)
     const Segment* segments;       // (segment) in row order
     const int32_t* logit_rows;     // (logit_row) ascending rows whose logits are wanted
-    const int32_t* page_tables;    // (sequence, page_table_stride) page ids; all positions < end are mapped
+    const int32_t* page_tables;    // (sequence, page_table_stride) page ids; positions < end mapped
 };
 
 // concept Model:
 //   int32_t vocabulary() const;
-//   // Writes KV of every row into its page, then returns logits (logit_row, vocabulary), valid until the next
-//   // call. Rows never share statistics. No allocation.
+//   // Writes KV of every row into its page, then returns logits (logit_row, vocabulary), valid
+//   // until the next call. Rows never share statistics. No allocation.
 //   const float* forward(const Step& step);
-//   // Calls body(i) for i in [0, count), in any order, possibly on several threads; returns when all are done.
+//   // Calls body(i) for i in [0, count), in any order, possibly on several threads; returns when
+//   // all are done.
 //   template <class Body> void for_rows(int32_t count, Body&& body);
-//   // Vector primitives the sampler uses; a twin of each is in loop/sampler.h (see SamplerOps there).
+//   // Vector primitives the sampler uses; a twin of each is in loop/sampler_ops.h.
 //   const SamplerOps& sampler_ops() const;
 
 }  // namespace sublimate

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles the core headers for CUDA (sm_90a, to an object). Without nvcc it says so and succeeds: the machine
-# that has no CUDA cannot check this, and CI on one that has does.
+# Compiles the core headers for CUDA (sm_90a, to an object). Without nvcc it says so and succeeds:
+# a machine without CUDA cannot check this, and CI on one that has it does.
 # usage: tests/cuda/compile.sh [output folder]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
