@@ -249,3 +249,26 @@ def test_the_public_names() -> None:
     assert all(hasattr(sublimate, name) for name in sublimate.__all__)
     with pytest.raises(AttributeError):
         _ = sublimate.absent
+
+
+def test_a_model_answers_the_same_whole_in_pieces_and_beside_others() -> None:
+    """The default model: text in, text out."""
+    with Engine("default", context_length=512, kv_memory=64 << 20) as engine:
+        prompt = "The capital of France is"
+        ids = engine.tokenise(prompt)
+        assert engine.detokenise(ids) == prompt
+        whole = engine.generate([prompt], 12, logprobs=0)[0]
+        assert whole.text is not None and whole.text.startswith(" Paris")
+        pieces = list(engine.stream(prompt, 12))
+        assert "".join(piece.text for piece in pieces) == whole.text
+        others = [f"{number} is a number that" for number in range(20)]
+        among = engine.generate([*others, prompt], 12, logprobs=0)[-1]
+        assert (among.token_ids, among.logprobs) == (whole.token_ids, whole.logprobs)
+        logprobs, argmax = engine.score([*ids, *whole.token_ids], "decode")
+        assert list(argmax[len(ids) :]) == whole.token_ids
+        assert logprobs[len(ids)] == pytest.approx(whole.logprobs[0][0], abs=0.05)
+        seeded = [
+            engine.generate([prompt], 12, temperature=0.9, seed=7)[0].token_ids for _ in range(2)
+        ]
+        assert seeded[0] == seeded[1]
+        assert engine.audit() == ""

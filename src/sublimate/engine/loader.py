@@ -80,6 +80,8 @@ def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
         "threads": 1,
         "exact": False,
         "same_arithmetic": True,
+        "resident_loop": True,
+        "compute_path": "direct-kernel",
         "load_seconds": 0.0,
     }
     return engine, info
