@@ -24,10 +24,16 @@ public:
     }
 
     ActivationBuffer take_activations(int64_t rows, int32_t columns) {
+        float* f32 = take<float>(rows * columns);
+        ActivationBuffer buffer = take_quantised(rows, columns);
+        buffer.f32 = f32;
+        return buffer;
+    }
+
+    ActivationBuffer take_quantised(int64_t rows, int32_t columns) {
         ActivationBuffer buffer;
         int64_t groups = columns / GROUP_COLUMNS;
         buffer.columns = columns;
-        buffer.f32 = take<float>(rows * columns);
         buffer.values = take<int8_t>(rows * columns);
         buffer.scales = take<float>(rows * groups);
         buffer.sums = take<int32_t>(rows * groups);
@@ -48,12 +54,16 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
         layout.take<float>(ROWS * (config.query_columns() + 2 * config.kv_columns()));
     buffers.cos_sin = layout.take<float>(ROWS * config.rope.dimension);
     buffers.normed = layout.take_activations(ROWS, config.hidden);
+    buffers.normed_pairs = layout.take_quantised(2 * ROWS, config.hidden);
     buffers.attended = layout.take_activations(ROWS, config.query_columns());
     buffers.gated = layout.take_activations(ROWS, config.feed_forward);
     buffers.logit_rows = layout.take_activations(limits::LOGIT_ROWS_MAX, config.hidden);
     for (StepBuffers::PerThread& thread : buffers.threads) {
         thread.normed =
             layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
+        thread.normed_pairs =
+            layout.take_quantised(2 * PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
+        thread.row = layout.take<float>(config.hidden);
         thread.item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
         thread.second_item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
     }
@@ -65,7 +75,7 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
 Activations ActivationBuffer::from_row(int32_t row) const {
     int64_t channel = int64_t{row} * columns;
     int64_t group = int64_t{row} * (columns / GROUP_COLUMNS);
-    return {f32 + channel, values + channel, scales + group, sums + group, columns};
+    return {f32 == nullptr ? nullptr : f32 + channel, values + channel, scales + group, sums + group, columns};
 }
 
 void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int32_t count,
@@ -73,6 +83,19 @@ void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int3
     int64_t channel = int64_t{row} * columns + first;
     int64_t group = channel / GROUP_COLUMNS;
     ops.quantise(x, count, values + channel, scales + group, sums + group);
+}
+
+void ActivationBuffer::quantise_pair(const Ops& ops, int32_t row, const float* x,
+                                     float* scratch) const {
+    quantise(ops, 2 * row, 0, columns, x);
+    const int8_t* coarse = values + int64_t{2 * row} * columns;
+    const float* scale = scales + int64_t{2 * row} * (columns / GROUP_COLUMNS);
+    for (int32_t first = 0; first < columns; first += GROUP_COLUMNS) {
+        float step = scale[first / GROUP_COLUMNS];
+        for (int32_t i = first; i < first + GROUP_COLUMNS; i++)
+            scratch[i] = x[i] - step * static_cast<float>(coarse[i]);
+    }
+    quantise(ops, 2 * row + 1, 0, columns, scratch);
 }
 
 Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers) {

@@ -158,19 +158,22 @@ void CpuModel::embed(int32_t row) const {
     }
 }
 
-void CpuModel::norm(const float* weight, const float* x, const ActivationBuffer& out, int32_t row,
-                    bool quantised) const {
-    float* normed = out.f32 + int64_t{row} * config_.hidden;
+void CpuModel::norm(int32_t thread, const float* weight, const float* x, const NormedRows& out,
+                    int32_t row, Form form) const {
+    float* normed = out.rows->f32 + int64_t{row} * config_.hidden;
     ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
-    if (quantised) out.quantise(ops_, row, 0, config_.hidden, normed);
+    if (form == Form::quantised) out.rows->quantise(ops_, row, 0, config_.hidden, normed);
+    if (form == Form::pairs)
+        out.pairs->quantise_pair(ops_, row, normed,
+                                 buffers_.threads[static_cast<size_t>(thread)].row);
 }
 
-const ActivationBuffer& CpuModel::norm_rows(int32_t thread, const float* weight, bool quantised) {
-    const ActivationBuffer& out = plan_->repeats_norms
-                                      ? buffers_.threads[static_cast<size_t>(thread)].normed
-                                      : buffers_.normed;
+CpuModel::NormedRows CpuModel::norm_rows(int32_t thread, const float* weight, Form form) {
+    const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
+    NormedRows out = {&buffers_.normed, &buffers_.normed_pairs};
+    if (plan_->repeats_norms) out = {&own.normed, &own.normed_pairs};
     auto norm_row = [&](int32_t row) {
-        norm(weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, quantised);
+        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, form);
     };
     if (plan_->repeats_norms) {
         for (int32_t row = 0; row < step_->row_count; row++) norm_row(row);
@@ -194,7 +197,7 @@ void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
            out_stride);
 }
 
-void CpuModel::project(const FusedProjection& projection, const ActivationBuffer& x,
+void CpuModel::project(int32_t thread, const FusedProjection& projection, const NormedRows& x,
                        int32_t item) const {
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     int32_t chunk = item / row_block_count_;
@@ -209,7 +212,18 @@ void CpuModel::project(const FusedProjection& projection, const ActivationBuffer
     int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
     float* out = buffers_.query_key_value + block.begin * stride +
                  projection.first_output[part] + begin * PANEL_ROWS;
-    multiply(matrix, x, block, begin, end, out, stride);
+    if (!quantised(matrix)) {
+        multiply(matrix, *x.rows, block, begin, end, out, stride);
+        return;
+    }
+    int32_t columns = (end - begin) * PANEL_ROWS;
+    float* product = buffers_.threads[static_cast<size_t>(thread)].item;
+    RowBlock pairs = {2 * block.begin, 2 * block.end, block.arithmetic};
+    multiply(matrix, *x.pairs, pairs, begin, end, product, columns);
+    for (int32_t row = block.begin; row < block.end; row++, product += 2 * columns) {
+        ops_.add(product, product + columns, columns);
+        std::copy(product, product + columns, out + (row - block.begin) * stride);
+    }
 }
 
 void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
@@ -252,13 +266,13 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
 void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const FusedProjection& projection = layer.query_key_value;
-    const ActivationBuffer& x =
-        norm_rows(thread, layer.attention_norm, any_quantised(projection));
+    NormedRows x = norm_rows(thread, layer.attention_norm,
+                             any_quantised(projection) ? Form::pairs : Form::f32);
     int32_t chunks = 0;
     for (int32_t i = 0; i < projection.part_count; i++)
         chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
     pool_.share(thread, chunks * row_block_count_,
-                [&](int32_t item) { project(projection, x, item); });
+                [&](int32_t item) { project(thread, projection, x, item); });
     if (plan_->repeats_norms) {
         pool_.barrier([&] {
             for (int32_t row = 0; row < step_->row_count; row++) rope_and_append(row, layer_index);
@@ -337,10 +351,11 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Acti
 }
 
 void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
-    const ActivationBuffer& x = norm_rows(thread, layer.feed_forward_norm,
-                                          quantised(layer.gate) || quantised(layer.up));
+    bool wanted = quantised(layer.gate) || quantised(layer.up);
+    NormedRows x = norm_rows(thread, layer.feed_forward_norm,
+                             wanted ? Form::quantised : Form::f32);
     pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
-                [&](int32_t item) { gate_and_up(thread, layer, x, item); });
+                [&](int32_t item) { gate_and_up(thread, layer, *x.rows, item); });
     pool_.barrier();
     pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
                 [&](int32_t item) {
@@ -352,13 +367,14 @@ void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
 void CpuModel::run_head(int32_t thread) {
     int32_t rows = step_->logit_row_count;
     if (rows == 0) return;
-    bool wanted = quantised(weights_.head);
+    Form form = quantised(weights_.head) ? Form::quantised : Form::f32;
     bool repeats = rows <= PlanTable::REPEATED_NORM_ROWS_MAX;
-    const ActivationBuffer& x =
-        repeats ? buffers_.threads[static_cast<size_t>(thread)].normed : buffers_.logit_rows;
+    NormedRows x = {&buffers_.logit_rows, nullptr};
+    if (repeats) x.rows = &buffers_.threads[static_cast<size_t>(thread)].normed;
     auto norm_row = [&](int32_t i) {
         int32_t row = step_->logit_rows[i];
-        norm(weights_.final_norm, buffers_.residual + int64_t{row} * config_.hidden, x, i, wanted);
+        norm(thread, weights_.final_norm, buffers_.residual + int64_t{row} * config_.hidden, x, i,
+             form);
     };
     if (repeats) {
         for (int32_t i = 0; i < rows; i++) norm_row(i);
@@ -370,7 +386,7 @@ void CpuModel::run_head(int32_t thread) {
     pool_.share(thread, divide_up(weights_.head.panels, plan.head), [&](int32_t item) {
         int32_t begin = item * plan.head;
         int32_t end = std::min(begin + plan.head, weights_.head.panels);
-        multiply(weights_.head, x, {0, rows, Arithmetic::generated}, begin, end,
+        multiply(weights_.head, *x.rows, {0, rows, Arithmetic::generated}, begin, end,
                  buffers_.logits + begin * PANEL_ROWS, config_.vocabulary);
     });
 }

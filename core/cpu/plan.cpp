@@ -36,9 +36,11 @@ PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t 
         auto panels = [&](const PackedMatrix& matrix, int32_t count) {
             return panels_per_item(matrix, count, plan.rows_per_block, blocks, threads);
         };
+        // Two activation rows for each row.
         plan.query_key_value =
-            panels(layer.query_key_value.parts[0],
-                   (config.query_columns() + 2 * config.kv_columns()) / PANEL_ROWS);
+            panels_per_item(layer.query_key_value.parts[0],
+                            (config.query_columns() + 2 * config.kv_columns()) / PANEL_ROWS,
+                            2 * plan.rows_per_block, blocks, threads);
         plan.attention_output = panels(layer.attention_output, layer.attention_output.panels);
         plan.gate_up = std::max(2, panels(layer.gate, layer.gate.panels) / 2 * 2);
         plan.down = panels(layer.down, layer.down.panels);
