@@ -200,9 +200,5 @@ def probe() -> dict[str, Any]:
     """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by permission),
     best isa, cache sizes, memory bytes, huge pages."""
 
-def bench_op(op: str, isa: str, rows: int, columns: int, outputs: int, seconds: float) -> dict[str, float]:
-    """Times one primitive of cpu/ops.h on one thread: op matmul_u4, matmul_u8, ..., attention, quantise, ...;
-    returns calls_per_s, gb_per_s, gops_per_s."""
-
 def heap_allocations() -> int:
     """Test hook: allocations made by this process's C++ code since start on the loop's threads."""

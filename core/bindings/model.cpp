@@ -1,0 +1,178 @@
+// Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
+//
+// defines: value_object, open_gguf, load, model_info, probe, bind_gguf, bind_model
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../cpu/allocations.h"
+#include "../cpu/probe.h"
+#include "../model/model.h"
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sublimate {
+
+namespace {
+
+void raise_if_error(const Status& status) {
+    if (!status.ok()) throw CoreError(status.message);
+}
+
+// ---- Gguf ------------------------------------------------------------------------------------
+nb::object text_object(std::string_view text) {
+    PyObject* decoded =
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+    if (!decoded) nb::raise_python_error();
+    return nb::steal<nb::object>(decoded);
+}
+
+nb::object element_object(ValueType type, const std::byte* element) {
+    if (type == ValueType::boolean) return nb::bool_(*element != std::byte{0});
+    if (gguf_is_integer(type)) return nb::int_(gguf_integer(type, element));
+    return nb::float_(gguf_number(type, element));
+}
+
+nb::object value_object(const GgufValue& value) {
+    nb::list list;
+    if (value.type == ValueType::string) {
+        for (std::string_view text : gguf_strings(value)) list.append(text_object(text));
+    } else {
+        uint64_t bytes = gguf_element_bytes(value.type);
+        for (uint64_t i = 0; i < value.count; i++)
+            list.append(element_object(value.type, value.payload.data() + i * bytes));
+    }
+    return value.is_array ? nb::object(list) : nb::object(list[0]);
+}
+
+Gguf open_gguf(const std::string& path) {
+    Gguf file;
+    raise_if_error(Gguf::open(path, &file));
+    return file;
+}
+
+nb::dict gguf_metadata(const Gguf& file) {
+    nb::dict result;
+    for (const GgufValue& value : file.values())
+        result[text_object(value.key)] = value_object(value);
+    return result;
+}
+
+nb::list gguf_tensors(const Gguf& file) {
+    nb::list result;
+    for (const GgufTensor& tensor : file.tensors()) {
+        nb::list shape;
+        for (int32_t d = 0; d < tensor.dimension_count; d++)
+            shape.append(tensor.dimensions[static_cast<size_t>(d)]);
+        result.append(nb::make_tuple(text_object(tensor.name), tensor_type_name(tensor.type),
+                                     nb::tuple(shape), tensor.data.size()));
+    }
+    return result;
+}
+
+void bind_gguf(nb::module_& m) {
+    nb::class_<Gguf>(m, "Gguf")
+        .def("__init__",
+             [](Gguf* self, const std::string& path) { new (self) Gguf(open_gguf(path)); },
+             "path"_a)
+        .def_prop_ro("version", &Gguf::version)
+        .def_prop_ro("file_bytes", &Gguf::file_bytes)
+        .def_prop_ro("metadata", &gguf_metadata)
+        .def_prop_ro("tensors", &gguf_tensors);
+}
+
+// ---- Model -----------------------------------------------------------------------------------
+using Progress = std::function<void(float)>;
+
+std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, int32_t context_length,
+                                  const std::string& rope_scaling, double rope_factor,
+                                  int32_t threads, const std::string& isa, int64_t kv_bytes,
+                                  const std::optional<Progress>& progress) {
+    LoadOptions options;
+    options.exact = exact;
+    options.overrides.context_length = context_length;
+    options.overrides.rope_scaling = rope_scaling;
+    options.overrides.rope_factor = rope_factor;
+    options.threads = threads;
+    options.isa = isa;
+    options.kv_bytes = kv_bytes;
+    if (progress) options.progress = *progress;
+    std::shared_ptr<LoadedModel> model;
+    raise_if_error(load_model(path, options, &model));
+    return model;
+}
+
+nb::dict model_info(const LoadedModel& model) {
+    const ModelConfig& config = model.config;
+    const cpu::KvArena& kv = model.model->kv();
+    nb::dict info;
+    info["architecture"] = config.architecture;
+    info["parameters"] = config.parameters;
+    info["weight_bytes"] = model.weights.bytes;
+    info["layers"] = config.layers;
+    info["hidden"] = config.hidden;
+    info["heads"] = config.heads;
+    info["kv_heads"] = config.kv_heads;
+    info["head_dim"] = config.head_dim;
+    info["vocabulary"] = config.vocabulary;
+    info["context_length"] = config.context_length;
+    info["trained_context_length"] = config.trained_context_length;
+    info["rope_scaling"] = rope_scaling_name(config.rope.scaling);
+    info["exact"] = model.exact;
+    info["isa"] = model.model->ops().name;
+    info["threads"] = model.pool->size();
+    info["kv_type"] = model.exact ? "f32" : "bf16";
+    info["kv_pages"] = model.model->kv_pages();
+    info["kv_bytes"] = int64_t{kv.pages} * cpu::KvArena::page_bytes(config, kv.layout.type);
+    info["same_arithmetic"] = model.model->same_arithmetic();
+    info["load_seconds"] = model.load_seconds;
+    info["resident_loop"] = true;
+    info["compute_path"] = "direct-kernel";
+    return info;
+}
+
+// ---- the machine -----------------------------------------------------------------------------
+nb::dict probe() {
+    cpu::CpuReport report = cpu::probe_cpu();
+    nb::list features, runs;
+    for (const std::string& feature : report.features) features.append(feature);
+    for (cpu::Isa isa : report.runs) runs.append(cpu::isa_name(isa));
+    nb::dict result;
+    result["cpu"] = report.model;
+    result["cores"] = report.cores;
+    result["features"] = features;
+    result["amx_permitted"] = report.amx_permitted;
+    result["isas"] = runs;
+    result["best_isa"] = cpu::isa_name(report.best);
+    result["l1_data_bytes"] = report.l1_data_bytes;
+    result["l2_bytes"] = report.l2_bytes;
+    result["l3_bytes"] = report.l3_bytes;
+    result["memory_bytes"] = report.memory_bytes;
+    result["transparent_huge_pages"] = report.transparent_huge_pages;
+    result["huge_page_bytes"] = report.huge_page_bytes;
+    return result;
+}
+
+} // namespace
+
+void bind_model(nb::module_& m) {
+    bind_gguf(m);
+    nb::class_<LoadedModel>(m, "Model")
+        .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
+                    "context_length"_a = 0, "rope_scaling"_a = "", "rope_factor"_a = 0.0,
+                    "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0, "progress"_a = nb::none())
+        .def_prop_ro("info", &model_info);
+    m.def("probe", &probe);
+    m.def("heap_allocations", &cpu::heap_allocations);
+}
+
+} // namespace sublimate
