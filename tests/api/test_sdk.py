@@ -1,8 +1,7 @@
 """The official SDK against this server, unchanged: sync, async, streaming, models, errors.
 
 Written for both lines of the SDK: 0.x (x-api-key, version 2023-06-01) and 2.x (Bearer, version
-2026-10-21). SUBLIMATE_TEST_ANTHROPIC_PYTHON names another interpreter with another SDK; these tests
-are then run in it as well.
+2026-10-21); the last test runs this file again with a 0.x of its own.
 """
 
 import asyncio
@@ -19,7 +18,8 @@ from harness import Served, serve, wait_until
 from sublimate.config import EdgeSettings
 
 USER = {"role": "user", "content": "say hello"}
-OTHER_PYTHON = "SUBLIMATE_TEST_ANTHROPIC_PYTHON"
+FIRST_LINE = "anthropic<1"
+INNER = "SUBLIMATE_TEST_INNER_RUN"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,10 @@ def server() -> Iterator[Served]:
 def client(server: Served) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="sk-test", max_retries=0) as made:
         yield made
+
+
+def test_the_right_line_is_under_test() -> None:
+    assert (anthropic.__version__.split(".")[0] == "0") == (INNER in os.environ)
 
 
 def test_create(client: anthropic.Anthropic) -> None:
@@ -155,12 +159,24 @@ def test_overload_is_retried_by_the_sdk() -> None:
                     assert message.content[0].text.startswith("Hello")
 
 
-@pytest.mark.skipif(OTHER_PYTHON not in os.environ, reason="no second SDK was named")
-def test_the_other_line_of_the_sdk() -> None:
-    """The same file under the interpreter that OTHER_PYTHON names."""
-    environment = {k: v for k, v in os.environ.items() if k != OTHER_PYTHON}
-    folders = [str(Path(__file__).parent), *sys.path]
-    environment["PYTHONPATH"] = os.pathsep.join(folders)
-    command = [os.environ[OTHER_PYTHON], "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+def install_first_line() -> Path:
+    """The newest SDK of the 0.x line in a folder of its own, from the package index, once."""
+    folder = Path(__file__).parents[2] / "build" / "anthropic-0"
+    if not (folder / "anthropic").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-input", "--target", str(folder), FIRST_LINE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        if done.returncode != 0:
+            pytest.skip("the package index is not reachable")
+    return folder
+
+
+@pytest.mark.skipif(INNER in os.environ, reason="this is the inner run")
+def test_the_first_line_of_the_sdk() -> None:
+    """The same file with the other SDK in front of the installed one."""
+    folders = [str(install_first_line()), str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, INNER: "1", "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and anthropic.__version__.split(".")[0] != "0"

@@ -27,8 +27,9 @@ from ..errors import ModelError
 
 LOG = logging.getLogger("sublimate.template")
 
-FUEL_MAX = 10_000_000
-"""Steps of one rendering; some 0.3 s, and enough for 100,000 turns of a usual template."""
+FUEL_MAX = 3_000_000
+"""Steps of one rendering, where 16 bytes of joined text count as one: a fraction of a second, and
+enough for 50,000 turns of a usual template or the largest body."""
 OUTPUT_CHARACTERS_MAX = 1 << 26
 """Twice the largest request body."""
 SOURCE_CHARACTERS_MAX = 1 << 20
@@ -236,10 +237,10 @@ class ChatTemplate:
     def _takes_system_turns(self) -> bool:
         """Whether a later system turn is a marked segment that leaves what precedes it alone."""
         user, system = Turn("user", PROBE_USER), Turn("system", PROBE_SYSTEM)
-        answer = Turn("user", PROBE_ANSWER)
-        text = self._shows_in_order([user, system, answer])
+        text = self._shows_in_order([user, system, Turn("user", PROBE_ANSWER)])
         before = self._shows_in_order([user])
-        if text is None or before is None or self._shows_in_order([user, system]) is None:
+        others = ([user, system], [user, system, Turn("assistant", PROBE_ANSWER)])
+        if text is None or before is None or None in map(self._shows_in_order, others):
             return False
         between = text[text.index(PROBE_USER) : text.index(PROBE_SYSTEM)]
         marked = any(special in between for special in self._special)
