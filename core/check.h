@@ -1,5 +1,6 @@
-// The project's one assertion. A CHECK that fails is a bug in this program, never a client's fault: it prints
-// where and why and aborts, in release builds too. A client's or the world's fault is a Status value instead.
+// The project's one assertion. A CHECK that fails is a bug in this program, never a client's fault:
+// it prints where and why and aborts, in release builds too. A client's or the world's fault is a
+// Status value instead.
 #pragma once
 
 #include <cstdio>
@@ -13,8 +14,8 @@
 
 namespace sublimate {
 
-// A copy of a constant array for use inside a function that also compiles for a device: device code cannot
-// read a host constant array by a run-time index, but a local constant it can.
+// A copy of a constant array for use inside a function that also compiles for a device: device code
+// cannot read a host constant array by a run-time index, but a local constant it can.
 //   constexpr auto words = constant_table(limits::SLOT_WORDS);  ... words.at[i] ...
 template <class T, int N>
 struct ConstantTable {
@@ -41,13 +42,13 @@ SUBLIMATE_HD constexpr ConstantTable<T, N> constant_table(const T (&values)[N]) 
 #endif
 }
 
-}  // namespace sublimate
+} // namespace sublimate
 
-#define CHECK(condition) \
-    (static_cast<bool>(condition) \
-         ? static_cast<void>(0) \
+#define CHECK(condition)                                                                           \
+    (static_cast<bool>(condition)                                                                  \
+         ? static_cast<void>(0)                                                                    \
          : ::sublimate::check_failed(__FILE__, __LINE__, #condition, "invariant"))
-#define CHECK_BECAUSE(condition, why) \
-    (static_cast<bool>(condition) \
-         ? static_cast<void>(0) \
+#define CHECK_BECAUSE(condition, why)                                                              \
+    (static_cast<bool>(condition)                                                                  \
+         ? static_cast<void>(0)                                                                    \
          : ::sublimate::check_failed(__FILE__, __LINE__, #condition, why))

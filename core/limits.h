@@ -1,68 +1,72 @@
-// Every bound of the core, in one place, each with its reason; static_asserts relate them to each other.
-// Python imports these from the extension and never repeats a number.
+// Every bound of the core, in one place, each with its reason; static_asserts relate them to each
+// other. Python imports these from the extension and never repeats a number.
 #pragma once
 
 #include <cstdint>
 
 namespace sublimate::limits {
 
-// ---- requests -------------------------------------------------------------------------------------------
-constexpr int32_t EDGES_MAX = 8;          // ring pairs one engine serves; one edge process each
-constexpr int32_t SEQUENCES_MAX = 128;    // requests that run at once (rows of a decode step)
-constexpr int32_t QUEUE_MAX = 384;        // accepted requests that wait in the engine, all edges together
+// ---- requests -------------------------------------------------------------------------------
+constexpr int32_t EDGES_MAX = 8;       // ring pairs one engine serves; one edge process each
+constexpr int32_t SEQUENCES_MAX = 128; // requests that run at once (rows of a decode step)
+constexpr int32_t QUEUE_MAX = 384; // accepted requests that wait in the engine, all edges together
 constexpr int32_t CONTEXT_TOKENS_MAX = 131072;
 constexpr int32_t VOCABULARY_MAX = 262144;
-constexpr int32_t STOP_TOKENS_MAX = 8;    // token ids that end a request, tested inside the loop
-constexpr int32_t LOGIT_BIAS_MAX = 256;   // (token, bias) pairs of one request
-constexpr int32_t LOGPROBS_MAX = 20;      // alternatives reported per token
-constexpr int32_t PRIORITIES_MAX = 3;     // one per execution profile
+constexpr int32_t STOP_TOKENS_MAX = 8;  // token ids that end a request, tested inside the loop
+constexpr int32_t LOGIT_BIAS_MAX = 256; // (token, bias) pairs of one request
+constexpr int32_t LOGPROBS_MAX = 20;    // alternatives reported per token
+constexpr int32_t PRIORITIES_MAX = 3;   // one per execution profile
 
-// ---- slots: where request records live in shared memory ---------------------------------------------------
-// A record takes the smallest free slot that holds it. Five size classes keep 32 K-token prompts possible
-// without giving every short prompt 512 KiB.
+// ---- slots: where request records live in shared memory -------------------------------------
+// --------------------------------------------------- A record takes the smallest free slot that
+// holds it. Five size classes keep 32 K-token prompts possible without giving every short prompt
+// 512 KiB.
 constexpr int32_t SLOT_CLASSES = 5;
 constexpr int32_t SLOT_WORDS[SLOT_CLASSES] = {1024, 4096, 16384, 65536, 524288};
 constexpr int32_t SLOT_COUNTS[SLOT_CLASSES] = {256, 128, 64, 32, 8};
 constexpr int32_t SLOTS_MAX = 488;
-constexpr int32_t MASK_SLOTS = 64;        // token masks of constrained rows, per edge
+constexpr int32_t MASK_SLOTS = 64; // token masks of constrained rows, per edge
 
-// ---- rings --------------------------------------------------------------------------------------------------
+// ---- rings ----------------------------------------------------------------------------------
 constexpr int32_t CACHE_LINE_BYTES = 64;
-constexpr int32_t LINE_PAIR_BYTES = 128;  // head and tail this far apart: the adjacent-line prefetcher
-constexpr int32_t SUBMISSION_RING_ENTRIES = 512;  // power of two, so that indices wrap by a mask
-constexpr int32_t TOKEN_RING_WORDS = 1 << 18;     // 1 MiB: some thousand steps of 32 rows
-constexpr int32_t TOKEN_ROW_WORDS = 8;            // fixed part of a row of a step record
+constexpr int32_t LINE_PAIR_BYTES =
+    128; // head and tail this far apart: the adjacent-line prefetcher
+constexpr int32_t SUBMISSION_RING_ENTRIES = 512; // power of two, so that indices wrap by a mask
+constexpr int32_t TOKEN_RING_WORDS = 1 << 18;    // 1 MiB: some thousand steps of 32 rows
+constexpr int32_t TOKEN_ROW_WORDS = 8;           // fixed part of a row of a step record
 constexpr int32_t STEP_HEADER_WORDS = 8;
 constexpr int32_t TOKEN_ROW_WORDS_MAX = TOKEN_ROW_WORDS + 2 * LOGPROBS_MAX;
 
-// ---- steps ----------------------------------------------------------------------------------------------------
-constexpr int32_t STEP_ROWS_MAX = 1024;    // token budget of the largest step
-constexpr int32_t LOGIT_ROWS_MAX = 128;    // rows of a step whose logits are computed
-constexpr int32_t PAGE_TOKENS = 32;        // tokens per KV page: one cache line of bf16 keys per channel
+// ---- steps ----------------------------------------------------------------------------------
+constexpr int32_t STEP_ROWS_MAX = 1024; // token budget of the largest step
+constexpr int32_t LOGIT_ROWS_MAX = 128; // rows of a step whose logits are computed
+constexpr int32_t PAGE_TOKENS = 32; // tokens per KV page: one cache line of bf16 keys per channel
 constexpr int32_t PAGES_PER_SEQUENCE_MAX = CONTEXT_TOKENS_MAX / PAGE_TOKENS;
-constexpr int32_t SPIN_ROUNDS = 2048;      // bounded spin before a wait sleeps
-constexpr int64_t RING_FULL_DEADLINE_NS = 5'000'000'000;  // an edge that reads nothing for so long is lost
+constexpr int32_t SPIN_ROUNDS = 2048; // bounded spin before a wait sleeps
+constexpr int64_t RING_FULL_DEADLINE_NS =
+    5'000'000'000; // an edge that reads nothing for so long is lost
 
-// ---- text -------------------------------------------------------------------------------------------------------
+// ---- text -----------------------------------------------------------------------------------
 constexpr int32_t STOP_STRINGS_MAX = 8;
 constexpr int32_t STOP_STRING_BYTES_MAX = 256;
-constexpr int32_t TOKEN_BYTES_MAX = 1024;  // bytes of one vocabulary entry
+constexpr int32_t TOKEN_BYTES_MAX = 1024; // bytes of one vocabulary entry
 
-// ---- files ----------------------------------------------------------------------------------------------------------
+// ---- files ----------------------------------------------------------------------------------
 constexpr int64_t GGUF_TENSORS_MAX = 65536;
 constexpr int64_t GGUF_KEYS_MAX = 65536;
 constexpr int32_t GGUF_DIMENSIONS_MAX = 4;
 constexpr int64_t GGUF_KEY_BYTES_MAX = 65535;      // of the format's specification
-constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64;  // likewise
+constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64; // likewise
 constexpr int64_t GGUF_ALIGNMENT_MAX = 1 << 20;    // a larger one is no file that a writer made
 
-// ---- models: what one loaded model may be, so that every product of these fits int64 by a wide margin ----------
+// ---- models: what one loaded model may be, so that every product of these fits int64 by a wide
+// margin ----------
 constexpr int32_t LAYERS_MAX = 1024;
-constexpr int32_t HIDDEN_MAX = 1 << 18;        // also feed-forward columns
+constexpr int32_t HIDDEN_MAX = 1 << 18; // also feed-forward columns
 constexpr int32_t HEADS_MAX = 1024;
-constexpr int32_t HEAD_DIM_MAX = 256;         // the kernels keep a head's output on the stack
+constexpr int32_t HEAD_DIM_MAX = 256; // the kernels keep a head's output on the stack
 
-// ---- threads ----------------------------------------------------------------------------------------------------
+// ---- threads --------------------------------------------------------------------------------
 constexpr int32_t COMPUTE_THREADS_MAX = 64;
 
 constexpr int32_t slot_class_sum(const int32_t (&counts)[SLOT_CLASSES]) {
@@ -74,12 +78,14 @@ constexpr int32_t slot_class_sum(const int32_t (&counts)[SLOT_CLASSES]) {
 static_assert(slot_class_sum(SLOT_COUNTS) == SLOTS_MAX);
 static_assert((SUBMISSION_RING_ENTRIES & (SUBMISSION_RING_ENTRIES - 1)) == 0);
 static_assert((TOKEN_RING_WORDS & (TOKEN_RING_WORDS - 1)) == 0);
-static_assert(SUBMISSION_RING_ENTRIES > SLOTS_MAX, "every slot of an edge can be submitted at once");
+static_assert(SUBMISSION_RING_ENTRIES > SLOTS_MAX,
+              "every slot of an edge can be submitted at once");
 static_assert(LOGIT_ROWS_MAX >= SEQUENCES_MAX, "every running request can sample in one step");
 static_assert(STEP_ROWS_MAX >= 2 * SEQUENCES_MAX, "a full decode batch leaves room for prefill");
-static_assert(PAGE_TOKENS * 2 == CACHE_LINE_BYTES, "one bf16 key channel of a page is one cache line");
+static_assert(PAGE_TOKENS * 2 == CACHE_LINE_BYTES,
+              "one bf16 key channel of a page is one cache line");
 static_assert(CONTEXT_TOKENS_MAX % PAGE_TOKENS == 0);
 // The worst record (every running request reports every alternative) fits the ring many times over.
 static_assert((STEP_HEADER_WORDS + SEQUENCES_MAX * TOKEN_ROW_WORDS_MAX) * 8 <= TOKEN_RING_WORDS);
 
-}  // namespace sublimate::limits
+} // namespace sublimate::limits

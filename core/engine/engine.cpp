@@ -1,3 +1,4 @@
+// Commands from other threads, and the life of the loop's own thread.
 #include "engine.h"
 
 #include <poll.h>

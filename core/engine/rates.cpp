@@ -1,3 +1,4 @@
+// Two short measurements at load; see rates.h.
 #include "rates.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See roofline.h.
 #include "roofline.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See scripted_model.h.
 #include "scripted_model.h"
 
 #include <algorithm>

@@ -14,11 +14,11 @@ enum class Arithmetic : int32_t { prompt = 0, generated = 1 };
 
 // Consecutive positions of one sequence that a step computes.
 struct Segment {
-    int32_t sequence;        // row of Step::page_tables
-    int32_t first_row;       // first row of the step that belongs to it
-    int32_t row_count;       // >= 1
-    int32_t first_position;  // absolute position of first_row
-    int32_t prompt_length;   // of the request; positions >= it are generated
+    int32_t sequence;       // row of Step::page_tables
+    int32_t first_row;      // first row of the step that belongs to it
+    int32_t row_count;      // >= 1
+    int32_t first_position; // absolute position of first_row
+    int32_t prompt_length;  // of the request; positions >= it are generated
     Arithmetic arithmetic;
     int32_t adapter;
     int32_t tenant_low;
@@ -26,15 +26,15 @@ struct Segment {
 };
 
 struct Step {
-    int32_t row_count;             // <= STEP_ROWS_MAX
-    int32_t segment_count;         // <= SEQUENCES_MAX
-    int32_t logit_row_count;       // <= LOGIT_ROWS_MAX
-    int32_t page_table_stride;     // int32 entries per sequence
-    const int32_t* tokens;         // (row) each in [0, vocabulary)
-    const int32_t* positions;      // (row)
-    const Segment* segments;       // (segment) in row order
-    const int32_t* logit_rows;     // (logit_row) ascending rows whose logits are wanted
-    const int32_t* page_tables;    // (sequence, page_table_stride) page ids; positions < end mapped
+    int32_t row_count;          // <= STEP_ROWS_MAX
+    int32_t segment_count;      // <= SEQUENCES_MAX
+    int32_t logit_row_count;    // <= LOGIT_ROWS_MAX
+    int32_t page_table_stride;  // int32 entries per sequence
+    const int32_t* tokens;      // (row) each in [0, vocabulary)
+    const int32_t* positions;   // (row)
+    const Segment* segments;    // (segment) in row order
+    const int32_t* logit_rows;  // (logit_row) ascending rows whose logits are wanted
+    const int32_t* page_tables; // (sequence, page_table_stride) page ids; positions < end mapped
 };
 
 // concept Model:
@@ -48,4 +48,4 @@ struct Step {
 //   // Vector primitives the sampler uses; a twin of each is in loop/sampler_ops.h.
 //   const SamplerOps& sampler_ops() const;
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,5 +1,5 @@
-// The shared memory between one edge and one engine. Each word has a single writer; whatever the other side wrote
-// is treated as input and bounds-checked on each use.
+// The shared memory between one edge and one engine. Each word has a single writer; whatever the
+// other side wrote is treated as input and bounds-checked on each use.
 //
 //   edge                                            loop
 //   Slots::acquire -> record in slot memory
@@ -9,9 +9,11 @@
 //   token_pop                              <------  token_push, one record per publish
 //   Slots::release (after the terminal row)
 //
-// Free of host-only facilities: compiles for CUDA device code too. memfd and eventfd are in ring/region.h (host).
+// Free of host-only facilities: compiles for CUDA device code too. memfd and eventfd are in
+// ring/region.h (host).
 //
-// defines: load_acquire, store_release, RegionControl, StatsPage, RegionView, slot_place, submission_*, cancel_*,
+// defines: load_acquire, store_release, RegionControl, StatsPage, RegionView, slot_place,
+// submission_*, cancel_*,
 //          mask_*, token_*, Slots
 #pragma once
 
@@ -30,7 +32,7 @@
 
 namespace sublimate {
 
-// ---- words that two processes share -----------------------------------------------------------------------
+// ---- words that two processes share ---------------------------------------------------------
 template <class T>
 SUBLIMATE_HD inline T load_acquire(const T* word) {
 #if defined(__CUDACC__)
@@ -50,7 +52,8 @@ SUBLIMATE_HD inline void store_release(T* word, T value) {
 #endif
 }
 
-// Store, then load, that must not pass each other: a sleeper announces itself and then looks once more.
+// Store, then load, that must not pass each other: a sleeper announces itself and then looks once
+// more.
 template <class T>
 SUBLIMATE_HD inline void store_sequential(T* word, T value) {
 #if defined(__CUDACC__)
@@ -70,39 +73,41 @@ SUBLIMATE_HD inline T load_sequential(const T* word) {
 #endif
 }
 
-// ---- layout ---------------------------------------------------------------------------------------------------
-// What the loop tells about itself; written by the loop after each step, read by the edge's /metrics and headers.
+// ---- layout ---------------------------------------------------------------------------------
+// What the loop tells about itself; written by the loop after each step, read by the edge's
+// /metrics and headers.
 struct StatsPage {
     uint64_t step_count;
-    uint64_t last_step_ns;          // monotonic clock when the last step ended; 0 before the first
-    uint64_t busy_ns;               // time spent inside steps
-    uint64_t running;               // sequences that hold pages
-    uint64_t waiting;               // accepted, not admitted
+    uint64_t last_step_ns; // monotonic clock when the last step ended; 0 before the first
+    uint64_t busy_ns;      // time spent inside steps
+    uint64_t running;      // sequences that hold pages
+    uint64_t waiting;      // accepted, not admitted
     uint64_t pages_total;
-    uint64_t pages_free;            // on the free list
-    uint64_t pages_cached;          // refcount 0, still findable
-    uint64_t pages_reserved;        // promised to running sequences, not yet taken
-    uint64_t prompt_tokens;         // of admitted requests, cached ones included
-    uint64_t cached_tokens;         // prompt tokens that came from the prefix cache
+    uint64_t pages_free;     // on the free list
+    uint64_t pages_cached;   // refcount 0, still findable
+    uint64_t pages_reserved; // promised to running sequences, not yet taken
+    uint64_t prompt_tokens;  // of admitted requests, cached ones included
+    uint64_t cached_tokens;  // prompt tokens that came from the prefix cache
     uint64_t generated_tokens;
-    uint64_t accepted;              // records taken from the ring
-    uint64_t finished;              // terminal rows published; accepted - finished returns to 0
-    uint64_t cancelled_queue;       // by the state the cancel met
+    uint64_t accepted;        // records taken from the ring
+    uint64_t finished;        // terminal rows published; accepted - finished returns to 0
+    uint64_t cancelled_queue; // by the state the cancel met
     uint64_t cancelled_prefill;
     uint64_t cancelled_decode;
-    uint64_t stale_cancels;         // generation did not match: counted, no effect
+    uint64_t stale_cancels; // generation did not match: counted, no effect
     uint64_t refused;
     uint64_t failed;
-    uint64_t mask_waits;            // row-steps that waited for a mask
-    uint64_t ring_full_waits;       // steps in which this edge's rows waited for room in the token ring
+    uint64_t mask_waits;      // row-steps that waited for a mask
+    uint64_t ring_full_waits; // steps in which this edge's rows waited for room in the token ring
     uint64_t evictions;
-    uint64_t utilization_ppm;       // share of the measured roofline during the last second, parts per million
+    uint64_t
+        utilization_ppm; // share of the measured roofline during the last second, parts per million
     uint64_t last_step_rows;
-    uint64_t oldest_waiting_ns;     // age of the oldest request that waits; 0 if none
+    uint64_t oldest_waiting_ns; // age of the oldest request that waits; 0 if none
     uint64_t reserved[6];
 };
 
-constexpr uint32_t REGION_MAGIC = 0x4c425553;  // "SUBL"
+constexpr uint32_t REGION_MAGIC = 0x4c425553; // "SUBL"
 constexpr uint32_t REGION_VERSION = 1;
 
 struct RegionControl {
@@ -110,13 +115,12 @@ struct RegionControl {
     uint32_t magic;
     uint32_t version;
     uint32_t vocabulary;
-    uint32_t mask_words;            // 32-bit words of one token mask
+    uint32_t mask_words; // 32-bit words of one token mask
     uint64_t total_bytes;
-    uint8_t pad0[104];
     // Edge writes.
     alignas(limits::LINE_PAIR_BYTES) uint64_t submission_tail;
-    alignas(limits::LINE_PAIR_BYTES) uint64_t token_head;      // words consumed
-    alignas(limits::LINE_PAIR_BYTES) uint32_t edge_sleeping;   // 1: ring the token bell
+    alignas(limits::LINE_PAIR_BYTES) uint64_t token_head;    // words consumed
+    alignas(limits::LINE_PAIR_BYTES) uint32_t edge_sleeping; // 1: ring the token bell
     // Loop writes.
     alignas(limits::LINE_PAIR_BYTES) uint64_t submission_head;
     alignas(limits::LINE_PAIR_BYTES) uint64_t token_tail;      // words produced
@@ -125,7 +129,8 @@ struct RegionControl {
     alignas(limits::LINE_PAIR_BYTES) StatsPage stats;
 };
 
-constexpr int64_t REGION_CONTROL_BYTES = 4096;
+constexpr int64_t REGION_ALIGNMENT_BYTES = 4096; // a memory page: each part can be protected alone
+constexpr int64_t REGION_CONTROL_BYTES = REGION_ALIGNMENT_BYTES;
 static_assert(sizeof(RegionControl) <= REGION_CONTROL_BYTES);
 static_assert(offsetof(RegionControl, submission_tail) == 128);
 
@@ -144,23 +149,25 @@ SUBLIMATE_HD constexpr int64_t slot_area_words() {
     return words;
 }
 
-// Offsets in bytes; a function of the vocabulary alone, so that neither side reads an offset from memory.
+// Offsets in bytes; a function of the vocabulary alone, so that neither side reads an offset from
+// memory.
 SUBLIMATE_HD constexpr RegionLayout region_layout(int32_t vocabulary) {
     RegionLayout at{};
     int64_t mask_words = align_up(vocabulary, 32) / 32;
     at.submission = REGION_CONTROL_BYTES;
-    at.cancel = align_up(at.submission + int64_t{limits::SUBMISSION_RING_ENTRIES} * 4, 4096);
-    at.mask_ready = align_up(at.cancel + int64_t{limits::SLOTS_MAX} * 4, 4096);
-    at.tokens = align_up(at.mask_ready + int64_t{limits::MASK_SLOTS} * 4, 4096);
-    at.masks = align_up(at.tokens + int64_t{limits::TOKEN_RING_WORDS} * 4, 4096);
-    at.slots = align_up(at.masks + limits::MASK_SLOTS * mask_words * 4, 4096);
-    at.total_bytes = align_up(at.slots + slot_area_words() * 4, 4096);
+    at.cancel = align_up(at.submission + int64_t{limits::SUBMISSION_RING_ENTRIES} * 4,
+                         REGION_ALIGNMENT_BYTES);
+    at.mask_ready = align_up(at.cancel + int64_t{limits::SLOTS_MAX} * 4, REGION_ALIGNMENT_BYTES);
+    at.tokens = align_up(at.mask_ready + int64_t{limits::MASK_SLOTS} * 4, REGION_ALIGNMENT_BYTES);
+    at.masks = align_up(at.tokens + int64_t{limits::TOKEN_RING_WORDS} * 4, REGION_ALIGNMENT_BYTES);
+    at.slots = align_up(at.masks + limits::MASK_SLOTS * mask_words * 4, REGION_ALIGNMENT_BYTES);
+    at.total_bytes = align_up(at.slots + slot_area_words() * 4, REGION_ALIGNMENT_BYTES);
     return at;
 }
 
 struct SlotPlace {
-    int64_t word_offset;  // from the start of the slot area
-    int32_t words;        // capacity
+    int64_t word_offset; // from the start of the slot area
+    int32_t words;       // capacity
 };
 
 // slot in [0, SLOTS_MAX).
@@ -182,17 +189,19 @@ SUBLIMATE_HD inline SlotPlace slot_place(int32_t slot) {
 // Pointers into a mapped region. Copying it copies no memory.
 struct RegionView {
     RegionControl* control = nullptr;
-    uint32_t* submission = nullptr;   // (SUBMISSION_RING_ENTRIES) slot numbers
-    uint32_t* cancel = nullptr;       // (SLOTS_MAX) generation to cancel; 0 none
-    uint32_t* mask_ready = nullptr;   // (MASK_SLOTS) 1 + index of the generated token the mask is for
-    int32_t* tokens = nullptr;        // (TOKEN_RING_WORDS)
-    uint32_t* masks = nullptr;        // (MASK_SLOTS, mask_words) bit 1 = allowed
-    int32_t* slots = nullptr;         // slot area
-    int32_t vocabulary = 0;           // private copies: the shared ones are the other side's to damage
+    uint32_t* submission = nullptr; // (SUBMISSION_RING_ENTRIES) slot numbers
+    uint32_t* cancel = nullptr;     // (SLOTS_MAX) generation to cancel; 0 none
+    uint32_t* mask_ready = nullptr; // (MASK_SLOTS) 1 + index of the generated token the mask is for
+    int32_t* tokens = nullptr;      // (TOKEN_RING_WORDS)
+    uint32_t* masks = nullptr;      // (MASK_SLOTS, mask_words) bit 1 = allowed
+    int32_t* slots = nullptr;       // slot area
+    int32_t vocabulary = 0; // private copies: the shared ones are the other side's to damage
     int32_t mask_words = 0;
 
     SUBLIMATE_HD bool attached() const { return control != nullptr; }
-    SUBLIMATE_HD int32_t* slot_memory(int32_t slot) const { return slots + slot_place(slot).word_offset; }
+    SUBLIMATE_HD int32_t* slot_memory(int32_t slot) const {
+        return slots + slot_place(slot).word_offset;
+    }
 };
 
 // base: total_bytes of memory, 128-byte aligned.
@@ -222,18 +231,21 @@ SUBLIMATE_HD inline void region_format(RegionView& view) {
     view.control->total_bytes = static_cast<uint64_t>(at.total_bytes);
 }
 
-// ---- submission ring: single producer (edge), single consumer (loop) -----------------------------------------------
-// False when full, which cannot happen while the edge owns only SLOTS_MAX slots (limits.h).
+// ---- submission ring: single producer (edge), single consumer (loop) ------------------------
+// ----------------------------------------------- False when full, which cannot happen while the
+// edge owns only SLOTS_MAX slots (limits.h).
 SUBLIMATE_HD inline bool submission_push(RegionView& view, int32_t slot) {
     uint64_t tail = view.control->submission_tail;
     uint64_t head = load_acquire(&view.control->submission_head);
     if (tail - head >= uint64_t{limits::SUBMISSION_RING_ENTRIES}) return false;
     view.submission[tail & (limits::SUBMISSION_RING_ENTRIES - 1)] = static_cast<uint32_t>(slot);
-    store_sequential(&view.control->submission_tail, tail + 1);  // before the look at engine_sleeping
+    store_sequential(&view.control->submission_tail,
+                     tail + 1); // before the look at engine_sleeping
     return true;
 }
 
-// The next slot, or -1 when empty. A slot number out of range is returned as it is: the caller refuses it.
+// The next slot, or -1 when empty. A slot number out of range is returned as it is: the caller
+// refuses it.
 SUBLIMATE_HD inline int32_t submission_pop(RegionView& view) {
     uint64_t head = view.control->submission_head;
     uint64_t tail = load_acquire(&view.control->submission_tail);
@@ -247,24 +259,25 @@ SUBLIMATE_HD inline bool submission_pending(const RegionView& view) {
     return load_sequential(&view.control->submission_tail) != view.control->submission_head;
 }
 
-// ---- cancel words: one writer (edge), read by the loop at each step ---------------------------------------------------
+// ---- cancel words: one writer (edge), read by the loop at each step -------------------------
 SUBLIMATE_HD inline void cancel_request(RegionView& view, int32_t slot, int32_t generation) {
     CHECK(slot >= 0 && slot < limits::SLOTS_MAX);
     store_sequential(&view.cancel[slot], static_cast<uint32_t>(generation));
 }
 
-SUBLIMATE_HD inline bool cancel_requested(const RegionView& view, int32_t slot, int32_t generation) {
+SUBLIMATE_HD inline bool cancel_requested(const RegionView& view, int32_t slot,
+                                          int32_t generation) {
     return load_acquire(&view.cancel[slot]) == static_cast<uint32_t>(generation);
 }
 
-// ---- masks ---------------------------------------------------------------------------------------------------------------
+// ---- masks ----------------------------------------------------------------------------------
 // The edge fills the words of a mask slot, then publishes it for the generated token of this index.
 SUBLIMATE_HD inline void mask_publish(RegionView& view, int32_t mask_slot, uint32_t index) {
     store_sequential(&view.mask_ready[mask_slot], index + 1);
 }
 
-// Before a mask slot passes to another request, and before that request is submitted: else the last mask of its
-// former owner could pass for the first one of the new.
+// Before a mask slot passes to another request, and before that request is submitted: else the last
+// mask of its former owner could pass for the first one of the new.
 SUBLIMATE_HD inline void mask_clear(RegionView& view, int32_t mask_slot) {
     store_sequential(&view.mask_ready[mask_slot], 0u);
 }
@@ -277,10 +290,11 @@ SUBLIMATE_HD inline const uint32_t* mask_bits(const RegionView& view, int32_t ma
     return view.masks + int64_t{mask_slot} * view.mask_words;
 }
 
-// ---- token ring: single producer (loop), single consumer (edge) -----------------------------------------------------------
+// ---- token ring: single producer (loop), single consumer (edge) -----------------------------
 SUBLIMATE_HD inline int64_t token_room_words(const RegionView& view) {
     uint64_t used = view.control->token_tail - load_acquire(&view.control->token_head);
-    if (used > uint64_t{limits::TOKEN_RING_WORDS}) return 0;  // a damaged head: no room, never a wild write
+    if (used > uint64_t{limits::TOKEN_RING_WORDS})
+        return 0; // a damaged head: no room, never a wild write
     return limits::TOKEN_RING_WORDS - static_cast<int64_t>(used);
 }
 
@@ -289,12 +303,13 @@ SUBLIMATE_HD inline void token_push(RegionView& view, const int32_t* record, int
     CHECK(words > 0 && words <= token_room_words(view));
     uint64_t tail = view.control->token_tail;
     constexpr uint64_t mask = limits::TOKEN_RING_WORDS - 1;
-    for (int32_t i = 0; i < words; i++) view.tokens[(tail + static_cast<uint64_t>(i)) & mask] = record[i];
+    for (int32_t i = 0; i < words; i++)
+        view.tokens[(tail + static_cast<uint64_t>(i)) & mask] = record[i];
     store_sequential(&view.control->token_tail, tail + static_cast<uint64_t>(words));
 }
 
-// The same for a loop that must survive a hostile edge: the room is looked at once, and false is returned if it
-// shrank since the caller looked.
+// The same for a loop that must survive a hostile edge: the room is looked at once, and false is
+// returned if it shrank since the caller looked.
 SUBLIMATE_HD inline bool token_try_push(RegionView& view, const int32_t* record, int32_t words) {
     if (words <= 0 || words > token_room_words(view)) return false;
     uint64_t tail = view.control->token_tail;
@@ -305,18 +320,20 @@ SUBLIMATE_HD inline bool token_try_push(RegionView& view, const int32_t* record,
     return true;
 }
 
-// Copies the next record to `record` (capacity words); returns its words, 0 when empty, -1 when the ring holds
-// something that is no record (the engine is broken: the caller must drop the region).
+// Copies the next record to `record` (capacity words); returns its words, 0 when empty, -1 when the
+// ring holds something that is no record (the engine is broken: the caller must drop the region).
 SUBLIMATE_HD inline int32_t token_pop(RegionView& view, int32_t* record, int32_t capacity) {
     uint64_t head = view.control->token_head;
     uint64_t used = load_acquire(&view.control->token_tail) - head;
     if (used == 0) return 0;
     if (used > uint64_t{limits::TOKEN_RING_WORDS}) return -1;
     constexpr uint64_t mask = limits::TOKEN_RING_WORDS - 1;
-    int32_t words = load_acquire(&view.tokens[head & mask]);  // once: checked, then used
-    if (words < limits::STEP_HEADER_WORDS || words > capacity || static_cast<uint64_t>(words) > used)
+    int32_t words = load_acquire(&view.tokens[head & mask]); // once: checked, then used
+    if (words < limits::STEP_HEADER_WORDS || words > capacity ||
+        static_cast<uint64_t>(words) > used)
         return -1;
-    for (int32_t i = 0; i < words; i++) record[i] = view.tokens[(head + static_cast<uint64_t>(i)) & mask];
+    for (int32_t i = 0; i < words; i++)
+        record[i] = view.tokens[(head + static_cast<uint64_t>(i)) & mask];
     store_release(&view.control->token_head, head + static_cast<uint64_t>(words));
     return words;
 }
@@ -327,15 +344,17 @@ SUBLIMATE_HD inline bool tokens_pending(const RegionView& view) {
 
 // Largest record a publish can make.
 constexpr int32_t TOKEN_RECORD_WORDS_MAX =
-    limits::STEP_HEADER_WORDS + (limits::SEQUENCES_MAX + limits::QUEUE_MAX) * limits::TOKEN_ROW_WORDS_MAX;
+    limits::STEP_HEADER_WORDS +
+    (limits::SEQUENCES_MAX + limits::QUEUE_MAX) * limits::TOKEN_ROW_WORDS_MAX;
 static_assert(TOKEN_RECORD_WORDS_MAX * 4 <= limits::TOKEN_RING_WORDS);
 
-// ---- slots: owned by the edge, private to it ---------------------------------------------------------------------------
-// Free lists per size class and the generation of each slot. Not shared memory; used by one thread.
+// ---- slots: owned by the edge, private to it ------------------------------------------------
+// --------------------------------------------------------------------------- Free lists per size
+// class and the generation of each slot. Not shared memory; used by one thread.
 class Slots {
 public:
     struct Lease {
-        int32_t slot = -1;  // -1: no slot of sufficient size is free
+        int32_t slot = -1; // -1: no slot of sufficient size is free
         int32_t generation = 0;
     };
 
@@ -343,7 +362,8 @@ public:
         int32_t slot = 0;
         for (int32_t c = 0; c < limits::SLOT_CLASSES; c++) {
             first_[c] = slot;
-            for (int32_t i = limits::SLOT_COUNTS[c] - 1; i >= 0; i--) free_[slot + limits::SLOT_COUNTS[c] - 1 - i] = slot + i;
+            for (int32_t i = limits::SLOT_COUNTS[c] - 1; i >= 0; i--)
+                free_[slot + limits::SLOT_COUNTS[c] - 1 - i] = slot + i;
             free_count_[c] = limits::SLOT_COUNTS[c];
             slot += limits::SLOT_COUNTS[c];
         }
@@ -356,7 +376,7 @@ public:
             int32_t slot = free_[first_[c] + --free_count_[c]];
             CHECK_BECAUSE(!taken_[slot], "a slot on the free list is taken");
             taken_[slot] = true;
-            if (++generation_[slot] == INT32_MAX) generation_[slot] = 1;  // 0 means "no cancel"
+            if (++generation_[slot] == INT32_MAX) generation_[slot] = 1; // 0 means "no cancel"
             in_use_++;
             return {slot, generation_[slot]};
         }
@@ -376,7 +396,8 @@ public:
     }
 
     bool holds(int32_t slot, int32_t generation) const {
-        return slot >= 0 && slot < limits::SLOTS_MAX && taken_[slot] && generation_[slot] == generation;
+        return slot >= 0 && slot < limits::SLOTS_MAX && taken_[slot] &&
+               generation_[slot] == generation;
     }
     int32_t in_use() const { return in_use_; }
 
@@ -389,4 +410,4 @@ private:
     int32_t in_use_ = 0;
 };
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -17,10 +17,12 @@ REQUEST_FIELDS: Final[dict[str, tuple[int, int]]]
 REQUEST_HEADER_WORDS: Final[int]
 REQUEST_VERSION: Final[int]
 FLAGS: Final[dict[str, int]]
-"""RequestFlags by name without the FLAG_ prefix, lower case: ignore_eos, score, score_decode, no_cache, masked."""
+"""RequestFlags by name without the FLAG_ prefix, lower case: ignore_eos, score, score_decode,
+no_cache, masked."""
 
 class CoreError(Exception):
-    """The world's fault (a bad file, an unsupported model, too little memory). The text is for a person."""
+    """The world's fault (a bad file, an unsupported model, too little memory). The text is for a
+    person."""
 
 class Gguf:
     """Memory-mapped GGUF header. Raises CoreError on a malformed, truncated or unsupported file."""
@@ -51,14 +53,15 @@ class Model:
         kv_bytes: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, at most 2 per
-        measured gain; isa "": best that runs here; kv_bytes 0: sized for 128 sequences within a quarter of memory.
-        Raises CoreError."""
+        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, at
+        most 2 per measured gain; isa "": best that runs here; kv_bytes 0: sized for 128 sequences
+        within a quarter of memory. Raises CoreError."""
     @property
     def info(self) -> dict[str, Any]:
-        """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim, vocabulary,
-        context_length, trained_context_length, rope_scaling, exact, isa, threads, kv_type, kv_pages, kv_bytes,
-        same_arithmetic (prompt and generated rows give equal bits), load_seconds."""
+        """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,
+        vocabulary, context_length, trained_context_length, rope_scaling, exact, isa, threads,
+        kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows give equal bits),
+        load_seconds."""
 
 class Region:
     """Shared memory of one edge-engine pair with its two bells (eventfds)."""
@@ -67,8 +70,8 @@ class Region:
         """New memfd, sealed against resize, and two eventfds."""
     @staticmethod
     def attach(memory_fd: int, submission_bell_fd: int, token_bell_fd: int) -> Region:
-        """Maps what create made in another process. The descriptors are duplicated: the caller closes its
-        own. Raises CoreError if it is no sealed region of this version."""
+        """Maps what create made in another process. The descriptors are duplicated: the caller
+        closes its own. Raises CoreError if it is no sealed region of this version."""
     @property
     def fds(self) -> tuple[int, int, int]:
         """(memory, submission bell, token bell); owned by the Region."""
@@ -78,7 +81,8 @@ class Region:
         """StatsPage by field name, and engine_heartbeat_ns."""
 
 class LoopEngine:
-    """The resident loop with its model. `run` is the loop; everything else may be called from other threads."""
+    """The resident loop with its model. `run` is the loop; everything else may be called from other
+    threads."""
     @staticmethod
     def with_model(model: Model, *, profile_steps: dict[str, int] | None = None) -> LoopEngine: ...
     @staticmethod
@@ -92,36 +96,44 @@ class LoopEngine:
         step_delay_us: int = 0,
         prefill_delay_us_per_token: int = 0,
     ) -> LoopEngine:
-        """No model. A request whose prompt contains the first sequence of a pair (first match wins; an empty
-        sequence matches all) is answered with the second, then stop_token; without a match the prompt is echoed."""
+        """No model. A request whose prompt contains the first sequence of a pair (first match wins;
+        an empty sequence matches all) is answered with the second, then stop_token; without a match
+        the prompt is echoed."""
     def attach(self, region: Region) -> int:
-        """Serve a region from the next step on; returns its edge index. Raises CoreError beyond EDGES_MAX."""
+        """Serve a region from the next step on; returns its edge index. Raises CoreError beyond
+        EDGES_MAX."""
     def detach(self, edge: int) -> None:
-        """Cancel all of that edge's requests and forget the region; returns when the loop has done so."""
+        """Cancel all of that edge's requests and forget the region; returns when the loop has done
+        so."""
     def run(self) -> None:
-        """Runs the loop on the calling thread (GIL released) until stop. Sleeps when there is no work."""
+        """Runs the loop on the calling thread (GIL released) until stop. Sleeps when there is no
+        work."""
     def stop(self) -> None: ...
     def warm_up(self) -> None:
-        """Runs every bucket once so that the first request runs at steady-state speed. Before run."""
+        """Runs every bucket once so that the first request runs at steady-state speed. Before
+        run."""
     def stats(self) -> dict[str, int]: ...
     def audit(self) -> str:
-        """Empty if page ownership is consistent, else what is wrong. For tests; only while the loop is idle."""
+        """Empty if page ownership is consistent, else what is wrong. For tests; only while the loop
+        is idle."""
 
 class Vocabulary:
-    """Byte strings of all tokens, for the text path. Special tokens have empty bytes and yield no text."""
+    """Byte strings of all tokens, for the text path. Special tokens have empty bytes and yield no
+    text."""
     def __init__(self, tokens: Sequence[bytes]) -> None: ...
     def __len__(self) -> int: ...
     def decode(self, ids: Sequence[int]) -> bytes: ...
 
 class StreamEvent:
-    """What one poll has for one request. Fields are plain; `data` is ready to send. A request that has nothing
-    to say (all its text is held back or accumulates) has no event."""
+    """What one poll has for one request. Fields are plain; `data` is ready to send. A request that
+    has nothing to say (all its text is held back or accumulates) has no event."""
     key: int
     """The caller's key from submit."""
     data: bytes
     """format "sse": whole SSE frames to write now (may be empty). "raw": nothing."""
     admitted: bool
-    """True once, on the event that carries the admission (for SSE, data then starts with message_start)."""
+    """True once, on the event that carries the admission (for SSE, data then starts with
+    message_start)."""
     finished: bool
     cached_tokens: int
     bucket_rows: int
@@ -129,7 +141,8 @@ class StreamEvent:
     output_tokens: int
     """Tokens so far that are billed: up to the stop string, the stop token included."""
     stop_reason: str
-    """When finished: end_turn, max_tokens, stop_sequence, cancelled, refused, failed, scored; else ""."""
+    """When finished: end_turn, max_tokens, stop_sequence, cancelled, refused, failed, scored; else
+    ""."""
     refuse_reason: str
     """When stop_reason is refused: too_long, queue_full, malformed; else ""."""
     stop_sequence: str | None
@@ -143,13 +156,14 @@ class StreamEvent:
     """Monotonic clock of the step record that carried the first token; 0 before."""
 
 class EdgeClient:
-    """The edge's half of a region: slots, submission, cancel, and the text path. One thread only."""
+    """The edge's half of a region: slots, submission, cancel, and the text path. One thread
+    only."""
     def __init__(self, region: Region, vocabulary: Vocabulary | None) -> None: ...
     def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
-        """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or None if no slot
-        is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias pairs into the view; version,
-        slot, generation are already set. Zero is a value too: no logprobs is -1, no mask slot is -1, and the
-        neutral top_p and repetition penalty are 1."""
+        """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or
+        None if no slot is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias
+        pairs into the view; version, slot, generation are already set. Zero is a value too: no
+        logprobs is -1, no mask slot is -1, and the neutral top_p and repetition penalty are 1."""
     def submit(
         self,
         slot: int,
@@ -162,30 +176,35 @@ class EdgeClient:
         model: str = "",
         input_tokens: int = 0,
     ) -> None:
-        """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames made in C++),
-        "text" (accumulate), "raw" (token ids, no text; the only one for score requests). input_tokens is for
-        usage, 0: the record's prompt length. After submit the view must not be written. Raises ValueError, and
-        keeps the slot, if the slot is not held, the header does not fit it or the stop strings are too many,
-        too long or empty; CoreError if the engine broke the ring."""
+        """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames
+        made in C++), "text" (accumulate), "raw" (token ids, no text; the only one for score
+        requests). input_tokens is for usage, 0: the record's prompt length. After submit the view
+        must not be written. Raises ValueError, and keeps the slot, if the slot is not held, the
+        header does not fit it or the stop strings are too many, too long or empty; CoreError if the
+        engine broke the ring."""
     def discard(self, slot: int, generation: int) -> None:
-        """Gives an acquired slot back without submitting, or a scored one without reading. Raises ValueError if
-        the slot is in no such state."""
+        """Gives an acquired slot back without submitting, or a scored one without reading. Raises
+        ValueError if the slot is in no such state."""
     def cancel(self, slot: int, generation: int) -> None:
         """Idempotent; late or unknown generations are no-ops. The finished event still comes."""
     def poll(self) -> list[StreamEvent]:
-        """Drains the token ring; one event per touched request, in the order of first touch. Slots of finished
-        requests are released, except format "raw" with FLAG_SCORE, whose results are read first (see scores), and
-        those that a stop string ended, which the loop frees with its terminal row. Raises CoreError, for good, if
-        the ring is corrupt (the engine broke): drop client and region."""
+        """Drains the token ring; one event per touched request, in the order of first touch. Slots
+        of finished requests are released, except format "raw" with FLAG_SCORE, whose results are
+        read first (see scores), and those that a stop string ended, which the loop frees with its
+        terminal row. Raises CoreError, for good, if the ring is corrupt (the engine broke): drop
+        client and region."""
     def scores(self, slot: int, generation: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """(log-probability, arg-max) per prompt position of a finished score request; releases the slot."""
+        """(log-probability, arg-max) per prompt position of a finished score request; releases the
+        slot."""
     def publish_mask(self, mask_slot: int, index: int, mask: NDArray[np.uint32]) -> None:
-        """Token mask of the generated token `index`: (ceil(vocabulary / 32)) words, bit 1 allows. Raises
-        ValueError."""
+        """Token mask of the generated token `index`: (ceil(vocabulary / 32)) words, bit 1 allows.
+        Raises ValueError."""
     def sleep_prepare(self) -> bool:
-        """Announce that the caller will wait on the token bell. False: records are pending, poll again first."""
+        """Announce that the caller will wait on the token bell. False: records are pending, poll
+        again first."""
     def clear_bell(self) -> None:
-        """Reset the token bell after it woke the caller: clear_bell, poll, then sleep_prepare until True."""
+        """Reset the token bell after it woke the caller: clear_bell, poll, then sleep_prepare until
+        True."""
     @property
     def in_flight(self) -> int:
         """Requests handed to the loop whose slot is not free yet."""
@@ -197,8 +216,8 @@ class EdgeClient:
         """Rows of the engine that met no request; they are ignored."""
 
 def probe() -> dict[str, Any]:
-    """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by permission),
-    best isa, cache sizes, memory bytes, huge pages."""
+    """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by
+    permission), best isa, cache sizes, memory bytes, huge pages."""
 
 def heap_allocations() -> int:
     """Test hook: allocations made by this process's C++ code since start on the loop's threads."""
