@@ -1,5 +1,5 @@
-// Times every compute primitive of every instruction set that runs here, on one and on two threads, best of
-// several rounds: GB/s of what is read and GOP/s (two operations per multiply-add).
+// Times every compute primitive of every instruction set that runs here, on one and on two threads,
+// best of several rounds: GB/s of what is read and GOP/s (two operations per multiply-add).
 //
 // usage: ops_bench [--isa NAME] [--threads N] [--only PREFIX] [--seconds-per-row S]
 #include <algorithm>
@@ -28,7 +28,7 @@ using sublimate::cpu::testing::Random;
 struct Options {
     std::string isa;
     std::string only;
-    int32_t threads = 0;  // 0: one, then two
+    int32_t threads = 0; // 0: one, then two
     double seconds = 0.3;
 };
 
@@ -92,7 +92,7 @@ bool wanted(const Options& options, const std::string& name) {
     return name.compare(0, options.only.size(), options.only) == 0;
 }
 
-// ---- matmul -------------------------------------------------------------------------------------------------
+// ---- matmul -----------------------------------------------------------------------------------
 
 struct MatmulRow {
     const char* name;
@@ -104,9 +104,9 @@ struct MatmulRow {
 };
 
 void bench_matmul(const Options& options, const Ops& ops, int32_t threads, const MatmulRow& row) {
-    const std::string name = std::string("matmul ") + row.name + " " +
-                             std::to_string(row.outputs) + "x" + std::to_string(row.columns) +
-                             " rows " + std::to_string(row.rows);
+    const std::string name = std::string("matmul ") + row.name + " " + std::to_string(row.outputs) +
+                             "x" + std::to_string(row.columns) + " rows " +
+                             std::to_string(row.rows);
     if (!wanted(options, name)) return;
     Random random(1);
     const Matrix matrix =
@@ -120,6 +120,27 @@ void bench_matmul(const Options& options, const Ops& ops, int32_t threads, const
     });
     const double macs = 1.0 * row.rows * row.outputs * row.columns;
     print_row(ops, threads, name, seconds, static_cast<double>(matrix.bytes.size()), 2 * macs);
+}
+
+// The machine's read rate of this minute, which one row of weights can reach at best.
+void bench_read(const Options& options, const Ops& ops, int32_t threads) {
+    constexpr int64_t BYTES = 96'000'000;
+    const std::string name = "matmul: plain read of 96 MB";
+    if (!wanted(options, name)) return;
+    const Aligned buffer(BYTES);
+    volatile uint64_t sink = 0;
+    const int64_t words = buffer.size() / 8;
+    const double seconds = best_of(options, threads, [&](int32_t thread) {
+        const auto* data = reinterpret_cast<const uint64_t*>(buffer.data());
+        uint64_t sum[8] = {};
+        for (int64_t i = words * thread / threads & ~int64_t{7};
+             i + 8 <= words * (thread + 1) / threads; i += 8) {
+            __builtin_prefetch(data + i + 768);
+            for (int32_t j = 0; j < 8; ++j) sum[j] ^= data[i + j];
+        }
+        sink = sink ^ sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+    });
+    print_row(ops, threads, name, seconds, BYTES, 0.0);
 }
 
 void bench_matmuls(const Options& options, const Ops& ops, int32_t threads) {
@@ -150,11 +171,11 @@ void bench_matmuls(const Options& options, const Ops& ops, int32_t threads) {
     for (const MatmulRow& row : rows) bench_matmul(options, ops, threads, row);
 }
 
-// ---- attention -------------------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------
 
 struct AttentionRow {
     int32_t rows;
-    int32_t context;   // tokens before the rows
+    int32_t context; // tokens before the rows
     int32_t head_dim;
     KvType type;
     int32_t sequences; // each with pages of its own: more than one empties the caches
@@ -200,24 +221,24 @@ void bench_attentions(const Options& options, const Ops& ops, int32_t threads) {
     const bool slow = ops.isa == Isa::ref || ops.isa == Isa::portable;
     const int32_t many = slow ? 64 : 512;
     const AttentionRow rows[] = {
-        {1, 500, 64, KvType::bf16, 1},     {1, 500, 64, KvType::bf16, slow ? 8 : 256},
-        {many, 0, 64, KvType::bf16, 1},    {many, 1024, 64, KvType::bf16, 1},
-        {1, 500, 128, KvType::bf16, 1},    {many, 0, 128, KvType::bf16, 1},
-        {1, 500, 64, KvType::f32, 1},      {many, 0, 64, KvType::f32, 1},
+        {1, 500, 64, KvType::bf16, 1},  {1, 500, 64, KvType::bf16, slow ? 8 : 256},
+        {many, 0, 64, KvType::bf16, 1}, {many, 1024, 64, KvType::bf16, 1},
+        {1, 500, 128, KvType::bf16, 1}, {many, 0, 128, KvType::bf16, 1},
+        {1, 500, 64, KvType::f32, 1},   {many, 0, 64, KvType::f32, 1},
     };
     for (const AttentionRow& row : rows) bench_attention(options, ops, threads, row);
 }
 
-// ---- rows and sampler --------------------------------------------------------------------------------------------
+// ---- rows and sampler -------------------------------------------------------------------------
 
 void bench_rows(const Options& options, const Ops& ops) {
     constexpr int32_t HIDDEN = 576;
     constexpr int32_t INNER = 1536;
     constexpr int32_t VOCABULARY = 49152;
-    constexpr int32_t REPEATS = 100;  // of the short ones, so that the clock sees them
+    constexpr int32_t REPEATS = 100; // of the short ones, so that the clock sees them
     Random random(1);
     const auto x = random.floats(INNER, -2.0f, 2.0f);
-    auto y = random.floats(INNER, -2.0f, 2.0f);
+    const auto y = random.floats(INNER, -2.0f, 2.0f);
     const auto logits = random.floats(VOCABULARY, -10.0f, 10.0f);
     std::vector<float> out(INNER), scales(INNER);
     std::vector<int8_t> values(INNER);
@@ -237,23 +258,25 @@ void bench_rows(const Options& options, const Ops& ops) {
         [&] { ops.rms_norm(x.data(), y.data(), 1e-5f, HIDDEN, out.data()); });
     row("quantise 1536", INNER, REPEATS,
         [&] { ops.quantise(x.data(), INNER, values.data(), scales.data(), sums.data()); });
-    row("rope 9x64", HIDDEN, REPEATS, [&] { ops.rope(y.data(), x.data(), 9, 64, 64); });
+    // True rotations: repeated without end they neither grow nor vanish into slow subnormals.
+    auto rotated = random.floats(HIDDEN, -2.0f, 2.0f);
+    std::vector<float> cos_sin;
+    for (int32_t i = 0; i < 32; ++i) cos_sin.insert(cos_sin.end(), {0.6f, 0.8f});
+    row("rope 9x64", HIDDEN, REPEATS, [&] { ops.rope(rotated.data(), cos_sin.data(), 9, 64, 64); });
     row("kv_append 3x64", 2 * 192, REPEATS,
         [&] { ops.kv_append(x.data(), y.data(), layout, page.data(), 0, 5); });
-    row("swiglu 1536", INNER, REPEATS,
-        [&] { ops.swiglu(x.data(), y.data(), INNER, out.data()); });
-    row("add 1536", INNER, REPEATS, [&] { ops.add(out.data(), y.data(), INNER); });
+    row("swiglu 1536", INNER, REPEATS, [&] { ops.swiglu(x.data(), y.data(), INNER, out.data()); });
+    std::vector<float> total(INNER);
+    row("add 1536", INNER, REPEATS, [&] { ops.add(total.data(), y.data(), INNER); });
     row("argmax 49152", VOCABULARY, 1,
         [&] { sink = static_cast<float>(ops.argmax(logits.data(), VOCABULARY)); });
-    row("max_value 49152", VOCABULARY, 1,
-        [&] { sink = ops.max_value(logits.data(), VOCABULARY); });
+    row("max_value 49152", VOCABULARY, 1, [&] { sink = ops.max_value(logits.data(), VOCABULARY); });
     row("sum_exp 49152", VOCABULARY, 1,
         [&] { sink = ops.sum_exp(logits.data(), VOCABULARY, 10.0f, 1.0f); });
     row("all_finite 49152", VOCABULARY, 1,
         [&] { sink = ops.all_finite(logits.data(), VOCABULARY) ? 1.0f : 0.0f; });
     row("gumbel_argmax 49152", VOCABULARY, 1, [&] {
-        sink = static_cast<float>(
-            ops.gumbel_argmax(logits.data(), VOCABULARY, 1.0f, -20.0f, 7, 3));
+        sink = static_cast<float>(ops.gumbel_argmax(logits.data(), VOCABULARY, 1.0f, -20.0f, 7, 3));
     });
 }
 
@@ -264,6 +287,7 @@ void run_all(const Options& options) {
         const Ops& ops = ops_for(isa);
         for (int32_t threads : {1, 2}) {
             if (options.threads != 0 && options.threads != threads) continue;
+            bench_read(options, ops, threads);
             bench_matmuls(options, ops, threads);
             bench_attentions(options, ops, threads);
         }

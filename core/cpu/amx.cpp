@@ -8,9 +8,10 @@
 namespace sublimate::cpu {
 namespace {
 
-// The eight tile registers: 0 to 3 sums (row tile 0 x panel 0, 0 x 1, 1 x 0, 1 x 1), 4 and 5 rows, 6 and 7 weights.
+// The eight tile registers: 0 to 3 sums (row tile 0 x panel 0, 0 x 1, 1 x 0, 1 x 1), 4 and 5 rows,
+// 6 and 7 weights.
 class HardwareTiles {
-  public:
+public:
     HardwareTiles() {
         // Tile state belongs to a thread and survives until it ends.
         static thread_local bool configured = false;
@@ -23,10 +24,8 @@ class HardwareTiles {
 
     // Word 2i is a[i], word 2i + 1 is b[i].
     INLINE static LanesBits bf16_pairs(Lanes a, Lanes b) {
-        const auto packed =
-            reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.part[0], a.part[0]));
-        return {reinterpret_cast<PartBits>(
-            _mm512_permutexvar_epi16(interleaved_words(), packed))};
+        const auto packed = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.part[0], a.part[0]));
+        return {reinterpret_cast<PartBits>(_mm512_permutexvar_epi16(interleaved_words(), packed))};
     }
     INLINE static void store_bf16(uint16_t* to, Lanes a) {
         const auto words = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.part[0]));
@@ -70,10 +69,10 @@ class HardwareTiles {
         _tile_dpbf16ps(3, 5, 7);
     }
 
-  private:
+private:
     static constexpr int32_t TILES = 8;
 
-    struct Configuration {  // Intel SDM volume 1, 18.2: palette 1
+    struct Configuration { // Intel SDM volume 1, 18.2: palette 1
         uint8_t palette;
         uint8_t start_row;
         uint8_t reserved[14];
@@ -89,7 +88,8 @@ class HardwareTiles {
             configuration.row_bytes[i] = TILE_ROW_BYTES;
             configuration.rows[i] = TILE_ROWS;
         }
-        // gcc 12 would otherwise drop the stores above: the instruction does not say that it reads them.
+        // gcc 12 would otherwise drop the stores above: the instruction does not say that it reads
+        // them.
         __asm__ volatile("" : : "r"(&configuration) : "memory");
         _tile_loadconfig(&configuration);
     }
@@ -102,7 +102,7 @@ class HardwareTiles {
     }
 };
 
-}  // namespace
+} // namespace
 
 void amx_matmul_prompt(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                        int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
@@ -112,4 +112,4 @@ void amx_matmul_prompt(const PackedMatrix& matrix, const Activations& x, int32_t
     matmul(matrix, x, row_begin, row_end, panel_begin, panel_end, out, out_stride);
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

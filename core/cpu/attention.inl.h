@@ -1,10 +1,10 @@
-// Attention over paged keys and values with an online softmax (Milakov and Gimelshein 2018), one rescale per
-// page. A query vector is one head of one row; VECTORS of them share every load of a page. What one vector
-// computes does not depend on the others: its own running maximum, sums and output, pages in order of position,
-// channels and tokens in ascending order inside a page.
+// Attention over paged keys and values with an online softmax (Milakov and Gimelshein 2018), one
+// rescale per page. A query vector is one head of one row; VECTORS of them share every load of a
+// page. What one vector computes does not depend on the others: its own running maximum, sums and
+// output, pages in order of position, channels and tokens in ascending order inside a page.
 //
-// A bf16 line of 32 numbers splits into its even and its odd numbers (a shift and a mask), an f32 line into its
-// halves: the `first` and `second` lanes below.
+// A bf16 line of 32 numbers splits into its even and its odd numbers (a shift and a mask), an f32
+// line into its halves: the `first` and `second` lanes below.
 //
 // defines: attention
 #pragma once
@@ -17,10 +17,12 @@ namespace {
 
 constexpr int32_t HEAD_DIM_MAX = 256;
 constexpr int32_t TOKENS = limits::PAGE_TOKENS;
-constexpr int32_t LINE = 2 * LANES;      // numbers of one step over channels or tokens
-constexpr int32_t PAGES_AHEAD = 2;       // distance of the software prefetch
+constexpr int32_t LINE = 2 * LANES; // numbers of one step over channels or tokens
+constexpr int32_t PAGES_AHEAD = 2;  // distance of the software prefetch
 constexpr uint32_t UPPER_HALF = 0xffff0000u;
 static_assert(TOKENS == LINE);
+static_assert(HEAD_DIM_MAX % LINE == 0, "a head of any size ends within its buffer");
+static_assert(BLOCK_VECTORS <= LANES, "the maxima of a block are one register");
 
 struct LinePair {
     Lanes first;
@@ -31,14 +33,18 @@ INLINE LinePair load_line(const uint16_t* from) {
     const LanesBits bits = load_bits(from);
     return {floats_of(shift_left(bits, 16)), floats_of(bits & splat_bits(UPPER_HALF))};
 }
-INLINE LinePair load_line(const float* from) { return {load(from), load(from + LANES)}; }
+INLINE LinePair load_line(const float* from) {
+    return {load(from), load(from + LANES)};
+}
 
 // Half a line, 16 numbers, where a head's channels end in the middle.
 INLINE LinePair load_half_line(const uint16_t* from) {
     const LanesBits bits = load_bits_half(from);
     return {floats_of(shift_left(bits, 16)), floats_of(bits & splat_bits(UPPER_HALF))};
 }
-INLINE LinePair load_half_line(const float* from) { return {load(from), splat(0.0f)}; }
+INLINE LinePair load_half_line(const float* from) {
+    return {load(from), splat(0.0f)};
+}
 
 // Where number i of a line stands among (first, second).
 template <class Element>
@@ -54,8 +60,8 @@ INLINE LanesBits line_numbers(int32_t second) {
     return lanes + lanes + splat_bits(static_cast<uint32_t>(second));
 }
 
-// How many pages' scores, and how many lines of values, are summed side by side: few vectors have too few chains
-// of additions of their own to keep the multipliers busy.
+// How many pages' scores, and how many lines of values, are summed side by side: few vectors have
+// too few chains of additions of their own to keep the multipliers busy.
 constexpr int32_t side_by_side(int32_t vectors) {
     const int32_t fits = SUMS_MAX / (2 * vectors);
     return fits >= 4 ? 4 : (fits >= 2 ? 2 : 1);
@@ -70,14 +76,13 @@ struct Block {
     alignas(64) float maxima[PAGES + 1][LANES];       // per vector: before the pages, after each
     alignas(64) float factors[PAGES][LANES];          // rescale of what earlier pages left
     Lanes sums[VECTORS];
-    int32_t tokens[VECTORS];                          // positions a vector sees, in all
-    int32_t valid[PAGES][VECTORS];                    // of each page
+    int32_t tokens[VECTORS];       // positions a vector sees, in all
+    int32_t valid[PAGES][VECTORS]; // of each page
 };
 
 // Scores of PAGES pages; the same channel of every page in turn.
 template <class Element, int32_t VECTORS>
-INLINE void page_scores(Block<VECTORS>& block,
-                        const Element* const (&keys)[Block<VECTORS>::PAGES],
+INLINE void page_scores(Block<VECTORS>& block, const Element* const (&keys)[Block<VECTORS>::PAGES],
                         const Element* const (&ahead)[Block<VECTORS>::PAGES], int32_t head_dim) {
     constexpr int32_t PAGES = Block<VECTORS>::PAGES;
     LinePair scores[PAGES][VECTORS];
@@ -107,7 +112,8 @@ INLINE void page_scores(Block<VECTORS>& block,
     }
 }
 
-// Lanes past the last visible token never count, whatever was read there. Returns the maximum of the others.
+// Lanes past the last visible token never count, whatever was read there. Returns the maximum of
+// the others.
 template <class Element>
 INLINE float mask_scores(float* scores, int32_t valid) {
     LinePair r = {load(scores), load(scores + LANES)};
@@ -122,8 +128,9 @@ INLINE float mask_scores(float* scores, int32_t valid) {
     return max_lanes(greatest(r.first, r.second));
 }
 
-// Turns the pages' scores into weights, in place, and moves the running maxima and sums, page by page in order.
-// Step by step over all pages, because the exponentials of one page alone are a chain that nothing hides.
+// Turns the pages' scores into weights, in place, and moves the running maxima and sums, page by
+// page in order. Step by step over all pages, because the exponentials of one page alone are a
+// chain that nothing hides.
 template <class Element, int32_t VECTORS>
 INLINE void page_softmax(Block<VECTORS>& block, int32_t first_token) {
     constexpr int32_t PAGES = Block<VECTORS>::PAGES;
@@ -155,19 +162,18 @@ INLINE void page_softmax(Block<VECTORS>& block, int32_t first_token) {
 
 template <class Element>
 struct PageValues {
-    const float* weights;  // (vector, token slot)
-    const float* factors;  // (vector)
-    const int32_t* valid;  // (vector)
+    const float* weights; // (vector, token slot)
+    const float* factors; // (vector)
+    const int32_t* valid; // (vector)
     const Element* values;
     const Element* ahead;
     int32_t head_dim;
 };
 
-// Adds the page's weighted values to LINES lines of channels. Tokens that every vector sees share their loads; the
-// few behind them are taken only by the vectors that see them.
+// Adds the page's weighted values to LINES lines of channels. Tokens that every vector sees share
+// their loads; the few behind them are taken only by the vectors that see them.
 template <class Element, int32_t VECTORS, int32_t LINES, bool HALF>
-INLINE void page_values(Block<VECTORS>& block, const PageValues<Element>& page,
-                        int32_t channel) {
+INLINE void page_values(Block<VECTORS>& block, const PageValues<Element>& page, int32_t channel) {
     LinePair sums[VECTORS][LINES];
     int32_t least = TOKENS;
     int32_t most = 0;
@@ -180,14 +186,14 @@ INLINE void page_values(Block<VECTORS>& block, const PageValues<Element>& page,
         least = page.valid[v] < least ? page.valid[v] : least;
         most = page.valid[v] > most ? page.valid[v] : most;
     }
-    const auto load_values = [&](int32_t k, LinePair (&value)[LINES]) {
+    const auto load_values = [&](int32_t k, LinePair(&value)[LINES]) {
         const Element* line = page.values + int64_t{k} * page.head_dim + channel;
         for (int32_t i = 0; i < LINES; ++i) {
             if constexpr (HALF) value[i] = load_half_line(line + i * LINE);
             if constexpr (!HALF) value[i] = load_line(line + i * LINE);
         }
     };
-    const auto take = [&](int32_t v, int32_t k, const LinePair (&value)[LINES]) {
+    const auto take = [&](int32_t v, int32_t k, const LinePair(&value)[LINES]) {
         const Lanes weight = splat(page.weights[v * TOKENS + slot_of<Element>(k)]);
         for (int32_t i = 0; i < LINES; ++i) {
             sums[v][i].first = multiply_add(weight, value[i].first, sums[v][i].first);
@@ -249,7 +255,8 @@ INLINE void start_block(Block<VECTORS>& block, const AttentionCall& call, int32_
         for (int32_t c = 0; c < head_dim; c += LANES) {
             store(block.query[v] + c, load(query + c) * splat(call.scale));
         }
-        for (int32_t c = 0; c < head_dim; c += LINE) {  // whole lines: half of the last may be unused
+        for (int32_t c = 0; c < head_dim;
+             c += LINE) { // whole lines: half of the last may be unused
             store(block.out[v] + c, splat(0.0f));
             store(block.out[v] + c + LANES, splat(0.0f));
         }
@@ -280,7 +287,7 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
     Block<VECTORS> block;
     start_block(block, call, head_dim, first_vector);
     const int32_t last_page = (block.tokens[VECTORS - 1] - 1) / TOKENS;
-    const auto page_at = [&](int32_t index) {  // past the last: the last again
+    const auto page_at = [&](int32_t index) { // past the last: the last again
         const int64_t page = call.page_table[index < last_page ? index : last_page];
         return reinterpret_cast<const Element*>(
             call.pages + (page * layout.kv_heads + call.kv_head) * layout.head_bytes);
@@ -324,9 +331,11 @@ void attend_all(const AttentionCall& call, const KvLayout& layout) {
 }
 
 void attention(const AttentionCall& call, const KvLayout& layout) {
-    if (layout.head_dim <= 0 || layout.head_dim > HEAD_DIM_MAX || layout.head_dim % LANES != 0) {
-        misuse("a head has 16, 32, ... 256 channels");
-    }
+    KERNEL_CHECK(layout.head_dim > 0 && layout.head_dim <= HEAD_DIM_MAX &&
+                     layout.head_dim % LANES == 0,
+                 "a head has 16, 32, ... 256 channels");
+    KERNEL_CHECK(call.first_position >= 0 && call.row_count >= 0, "positions count from 0");
+    KERNEL_CHECK(call.group_heads >= 1 && call.kv_head < layout.kv_heads, "heads that exist");
     if (layout.type == KvType::bf16) {
         attend_all<uint16_t>(call, layout);
     } else {
@@ -334,5 +343,5 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
     }
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

@@ -30,4 +30,4 @@ constinit const Ops AVX2_OPS = {
     .gumbel_argmax = gumbel_argmax,
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

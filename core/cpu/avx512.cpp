@@ -30,4 +30,4 @@ constinit const Ops AVX512_OPS = {
     .gumbel_argmax = gumbel_argmax,
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

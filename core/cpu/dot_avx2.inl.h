@@ -1,7 +1,7 @@
-// Exact int32 sums of one group with AVX2. vpmaddubsw adds two products in 16 bits and saturates: 15 * 127 * 2
-// fits, 255 * 127 * 2 does not. So every weight is taken by its nibbles; the eight products of a lane in a group
-// of nibbles sum to 8 * 3,810 = 30,480 at most (30,720 with an activation of -128) and never saturate. A byte is
-// low + 16 * high, two such sums.
+// Exact int32 sums of one group with AVX2. vpmaddubsw adds two products in 16 bits and saturates:
+// 15 * 127 * 2 fits, 255 * 127 * 2 does not. So every weight is taken by its nibbles; the eight
+// products of a lane in a group of nibbles sum to 8 * 3,810 = 30,480 at most (30,720 with an
+// activation of -128) and never saturate. A byte is low + 16 * high, two such sums.
 //
 // defines: Dot
 #pragma once
@@ -14,10 +14,10 @@ namespace sublimate::cpu {
 namespace {
 
 struct Dot {
-    static constexpr int32_t ROWS = 4;         // of a block with decoded panels
+    static constexpr int32_t ROWS = 4; // of a block with decoded panels
     static constexpr int32_t PANELS = 1;
-    static constexpr int32_t ROWS_DIRECT = 1;  // up to here a panel is decoded in registers
-    static constexpr int32_t HALVES = 2;       // registers of 16 outputs x 4 columns
+    static constexpr int32_t ROWS_DIRECT = 1; // up to here a panel is decoded in registers
+    static constexpr int32_t HALVES = 2;      // registers of 16 outputs x 4 columns
 
     struct Nibbles {
         static constexpr int64_t BYTES = 256;
@@ -25,7 +25,7 @@ struct Dot {
     struct Bytes {
         static constexpr int64_t BYTES = 512;
     };
-    struct WideNibbles {  // one nibble a byte
+    struct WideNibbles { // one nibble a byte
         static constexpr int64_t BYTES = 512;
     };
     template <class GroupKind>
@@ -135,5 +135,5 @@ struct Dot {
     }
 };
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

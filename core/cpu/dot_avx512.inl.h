@@ -1,5 +1,6 @@
-// Exact int32 sums of one group with VNNI: vpdpbusd multiplies four unsigned weights with four signed activations
-// per 32-bit lane, so that one register holds 16 outputs x 4 columns and the activations are one broadcast.
+// Exact int32 sums of one group with VNNI: vpdpbusd multiplies four unsigned weights with four
+// signed activations per 32-bit lane, so that one register holds 16 outputs x 4 columns and the
+// activations are one broadcast.
 //
 // defines: Dot
 #pragma once
@@ -10,9 +11,9 @@ namespace sublimate::cpu {
 namespace {
 
 struct Dot {
-    static constexpr int32_t ROWS = 4;         // of a block with decoded panels
+    static constexpr int32_t ROWS = 4; // of a block with decoded panels
     static constexpr int32_t PANELS = 2;
-    static constexpr int32_t ROWS_DIRECT = 4;  // up to here a panel is decoded in registers
+    static constexpr int32_t ROWS_DIRECT = 4; // up to here a panel is decoded in registers
 
     struct Nibbles {
         static constexpr int64_t BYTES = 256;
@@ -99,5 +100,5 @@ struct Dot {
     }
 };
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

@@ -1,6 +1,7 @@
-// Exact int32 sums of one group in 16-bit lanes, which every 64-bit machine multiplies. A 32-bit lane holds four
-// columns of one output: its even and its odd bytes are pairs of 16-bit numbers. Products of nibbles fit: the 16
-// that a lane collects over a group sum to 16 * 15 * 128 = 30,720 at most. A byte is low + 16 * high, two sums.
+// Exact int32 sums of one group in 16-bit lanes, which every 64-bit machine multiplies. A 32-bit
+// lane holds four columns of one output: its even and its odd bytes are pairs of 16-bit numbers.
+// Products of nibbles fit: the 16 that a lane collects over a group sum to 16 * 15 * 128 = 30,720
+// at most. A byte is low + 16 * high, two sums.
 //
 // defines: Dot
 #pragma once
@@ -15,13 +16,13 @@ namespace {
 using Words = int16_t __attribute__((vector_size(16)));
 
 struct Dot {
-    static constexpr int32_t ROWS = 2;  // of a block with decoded panels
+    static constexpr int32_t ROWS = 2; // of a block with decoded panels
     static constexpr int32_t PANELS = 1;
     static constexpr int32_t ROWS_DIRECT = 1;
-    static constexpr int32_t CHUNKS = 8;          // of four columns
+    static constexpr int32_t CHUNKS = 8; // of four columns
     static constexpr uint32_t EVEN_BYTES = 0x00ff00ffu;
     static constexpr uint32_t NIBBLES_OF_BYTES = 0x0f0f0f0fu;
-    static constexpr int64_t PLANE_BYTES = 1024;  // nibbles of a group as 16-bit numbers
+    static constexpr int64_t PLANE_BYTES = 1024; // nibbles of a group as 16-bit numbers
 
     struct Nibbles {
         static constexpr int64_t BYTES = 256;
@@ -32,7 +33,7 @@ struct Dot {
         static constexpr int32_t PLANES = 2;
     };
     template <class GroupKind>
-    struct Decoded {  // (plane, chunk, even or odd, part): low nibbles, then high ones
+    struct Decoded { // (plane, chunk, even or odd, part): low nibbles, then high ones
         static constexpr int64_t BYTES = GroupKind::PLANES * PLANE_BYTES;
         static constexpr int32_t PLANES = GroupKind::PLANES;
     };
@@ -88,8 +89,8 @@ struct Dot {
         for (int32_t r = 0; r < ROWS_NOW; ++r) {
             for (int32_t i = 0; i < PARTS; ++i) {
                 const PartSigned both = reinterpret_cast<PartSigned>(acc[r][i]);
-                const PartSigned low = reinterpret_cast<PartSigned>(
-                    reinterpret_cast<PartBits>(both) << 16) >> 16;
+                const PartSigned low =
+                    reinterpret_cast<PartSigned>(reinterpret_cast<PartBits>(both) << 16) >> 16;
                 const auto sum = reinterpret_cast<PartBits>(low + (both >> 16));
                 sums[r][0].part[i] += sum << factor_bits;
             }
@@ -115,5 +116,5 @@ struct Dot {
     }
 };
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

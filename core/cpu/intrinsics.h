@@ -1,5 +1,5 @@
-// immintrin.h without the false alarms of gcc 12, whose own headers read a variable to say "undefined"
-// (gcc bug 105593).
+// immintrin.h without the false alarms of gcc 12, whose own headers read a variable to say
+// "undefined" (gcc bug 105593).
 #pragma once
 
 #pragma GCC diagnostic push

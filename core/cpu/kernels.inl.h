@@ -1,7 +1,9 @@
-// The primitives that are one pass over a row, written once over sixteen lanes: each instruction set's object
-// includes this after its own lanes header. ref.cpp is the twin of every function here.
+// The primitives that are one pass over a row, written once over sixteen lanes: each instruction
+// set's object includes this after its own lanes header. ref.cpp is the twin of every function
+// here.
 //
-// defines: rms_norm, quantise, rope, kv_append, swiglu, add, argmax, max_value, sum_exp, all_finite,
+// defines: rms_norm, quantise, rope, kv_append, swiglu, add, argmax, max_value, sum_exp,
+// all_finite,
 //          gumbel_argmax
 #pragma once
 
@@ -17,9 +19,11 @@ constexpr float SILU_EXPONENT_MAX = 80.0f;
 constexpr uint32_t MAGNITUDE_BITS = 0x7fffffffu;
 constexpr uint32_t SIGN_BIT = 0x80000000u;
 constexpr uint32_t EXPONENT_BITS = 0x7f800000u;
-constexpr int32_t NOISE_RUN = 64;  // consecutive ids whose noise one Philox call of 16 lanes yields
+static_assert(GROUP_COLUMNS == 2 * LANES, "quantise takes a group as two values");
+constexpr int32_t NOISE_RUN = 64; // consecutive ids whose noise one Philox call of 16 lanes yields
 
-// Calls body(lanes, first, count) over [0, count): full runs of 16, then the tail with zeros behind it.
+// Calls body(lanes, first, count) over [0, count): full runs of 16, then the tail with zeros behind
+// it.
 template <class Body>
 INLINE void for_lanes(int32_t count, Body&& body) {
     int32_t i = 0;
@@ -52,7 +56,7 @@ void rms_norm(const float* x, const float* weight, float epsilon, int32_t column
 }
 
 void quantise(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums) {
-    if (columns % GROUP_COLUMNS != 0) misuse("a row to quantise is whole groups of 32");
+    KERNEL_CHECK(columns % GROUP_COLUMNS == 0, "a row to quantise is whole groups of 32");
     const Lanes magic = splat(EXP_ROUND_MAGIC);
     const LanesBits magnitude = splat_bits(MAGNITUDE_BITS);
     for (int32_t group = 0; group < columns / GROUP_COLUMNS; ++group) {
@@ -61,12 +65,12 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
         // As integers, so that a NaN is the largest and reaches the scale instead of being lost.
         const LanesBits low_bits = bits_of(low) & magnitude;
         const LanesBits high_bits = bits_of(high) & magnitude;
-        const uint32_t largest = max_lanes_bits(
-            select_bits(greater_bits(low_bits, high_bits), low_bits, high_bits));
+        const uint32_t largest =
+            max_lanes_bits(select_bits(greater_bits(low_bits, high_bits), low_bits, high_bits));
         const float scale = __builtin_bit_cast(float, largest) / QUANTISED_MAX;
         const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
         const Lanes inverse = splat(1.0f / scale);
-        LanesBits mask = splat_bits(usable ? ~0u : 0u);  // also clears what x / 0 or a NaN left
+        LanesBits mask = splat_bits(usable ? ~0u : 0u); // also clears what x / 0 or a NaN left
         const Lanes low_value = floats_of(mask & bits_of((low * inverse + magic) - magic));
         const Lanes high_value = floats_of(mask & bits_of((high * inverse + magic) - magic));
         int8_t* to = values + int64_t{group} * GROUP_COLUMNS;
@@ -76,7 +80,8 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
     }
 }
 
-// Even lanes: x0 * cos - x1 * sin; odd lanes: x1 * cos + x0 * sin; the second product is rounded first.
+// Even lanes: x0 * cos - x1 * sin; odd lanes: x1 * cos + x0 * sin; the second product is rounded
+// first.
 INLINE Lanes rotate(Lanes x, Lanes cos_sin) {
     Lanes cosine, sine, swapped;
     for (int32_t i = 0; i < PARTS; ++i) {
@@ -90,6 +95,7 @@ INLINE Lanes rotate(Lanes x, Lanes cos_sin) {
 }
 
 void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim) {
+    KERNEL_CHECK(rope_dim % 2 == 0 && rope_dim <= head_dim, "pairs within a head are rotated");
     for (int32_t head = 0; head < heads; ++head) {
         float* row = x + int64_t{head} * head_dim;
         for_lanes(rope_dim, [&](int32_t i, int32_t count) {
@@ -120,7 +126,8 @@ INLINE void append_head(const float* key, const float* value, Element* keys, int
 
 void kv_append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
                int32_t page, int32_t lane) {
-    if (lane < 0 || lane >= limits::PAGE_TOKENS) misuse("a page has 32 lanes");
+    KERNEL_CHECK(lane >= 0 && lane < limits::PAGE_TOKENS, "a page has 32 lanes");
+    KERNEL_CHECK(page >= 0, "a page that exists");
     for (int32_t head = 0; head < layout.kv_heads; ++head) {
         const int64_t head_index = int64_t{page} * layout.kv_heads + head;
         std::byte* base = pages + head_index * layout.head_bytes;
@@ -151,7 +158,7 @@ void add(float* x, const float* y, int32_t count) {
     });
 }
 
-// ---- sampler --------------------------------------------------------------------------------------------------
+// ---- sampler ----------------------------------------------------------------------------------
 
 // The best score of each lane so far and the index it stood at; the lowest index wins a tie.
 struct Best {
@@ -186,7 +193,8 @@ INLINE Lanes load_logits(const float* from, int32_t count) {
     return select(inside, load_first(from, count), splat(NEGATIVE_INFINITY));
 }
 
-// A NaN is never greater, so it is never chosen; without any number above -infinity the answer is 0.
+// A NaN is never greater, so it is never chosen; without any number above -infinity the answer is
+// 0.
 int32_t argmax(const float* logits, int32_t count) {
     Best best;
     for_lanes(count, [&](int32_t i, int32_t n) {
@@ -199,9 +207,8 @@ int32_t argmax(const float* logits, int32_t count) {
 
 float max_value(const float* logits, int32_t count) {
     Lanes best = splat(NEGATIVE_INFINITY);
-    for_lanes(count, [&](int32_t i, int32_t n) {
-        best = greatest(load_logits(logits + i, n), best);
-    });
+    for_lanes(count,
+              [&](int32_t i, int32_t n) { best = greatest(load_logits(logits + i, n), best); });
     return max_lanes(best);
 }
 
@@ -258,8 +265,8 @@ INLINE NoiseBlock noise_bits(uint64_t seed, int32_t position, int32_t first) {
     for (int32_t round = 0; round < PHILOX_ROUNDS; ++round) {
         const WideProduct a = multiply_wide(c.word[0], PHILOX_MULTIPLIER_0);
         const WideProduct b = multiply_wide(c.word[2], PHILOX_MULTIPLIER_1);
-        c = {{b.high ^ c.word[1] ^ splat_bits(key_0), b.low,
-              a.high ^ c.word[3] ^ splat_bits(key_1), a.low}};
+        c = {{b.high ^ c.word[1] ^ splat_bits(key_0), b.low, a.high ^ c.word[3] ^ splat_bits(key_1),
+              a.low}};
         key_0 += PHILOX_WEYL_0;
         key_1 += PHILOX_WEYL_1;
     }
@@ -277,6 +284,7 @@ INLINE Lanes gumbel_lanes(LanesBits bits) {
 // Runs of 64 ids; a run in which no logit could win with the largest noise needs no noise at all.
 int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
                       uint64_t seed, int32_t position) {
+    static_assert(NOISE_RUN == 4 * LANES, "one Philox block has four words");
     Best best;
     float leader = NEGATIVE_INFINITY;
     int32_t winner = -1;
@@ -298,13 +306,13 @@ int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperat
         const NoiseBlock noise = noise_bits(seed, position, first);
         for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
             const Lanes score = fma(logit[w], inverse, gumbel_lanes(noise.word[w]));
-            best.offer(score, lane_numbers() +
-                                  splat_bits(static_cast<uint32_t>(first + w * LANES)));
+            best.offer(score,
+                       lane_numbers() + splat_bits(static_cast<uint32_t>(first + w * LANES)));
         }
         winner = best.lowest_index(&leader);
     }
     return leader > NEGATIVE_INFINITY ? winner : -1;
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

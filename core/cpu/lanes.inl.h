@@ -1,11 +1,13 @@
-// Sixteen lanes of float or uint32 as one value, on top of whatever register an instruction set has. The
-// including header (lanes_portable, lanes_avx2, lanes_avx512) defines Part, PartBits, PARTS and a few operations
-// first; all the rest is written once, with the compiler's vector operators.
+// Sixteen lanes of float or uint32 as one value, on top of whatever register an instruction set
+// has. The including header (lanes_portable, lanes_avx2, lanes_avx512) defines Part, PartBits,
+// PARTS and a few operations first; all the rest is written once, with the compiler's vector
+// operators.
 //
-// Everything lies in an unnamed namespace: the same names exist once per object, compiled for its instruction
-// set, and must never be merged by the linker.
+// Everything lies in an unnamed namespace: the same names exist once per object, compiled for its
+// instruction set, and must never be merged by the linker.
 //
-// defines: Lanes, LanesBits, splat, load, store, load_first, store_first, fma, greater, select, sum_lanes,
+// defines: Lanes, LanesBits, splat, load, store, load_first, store_first, fma, greater, select,
+// sum_lanes,
 //          exp_lanes, log_lanes
 #pragma once
 
@@ -22,6 +24,9 @@ constexpr int32_t PART_LANES = LANES / PARTS;
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr int32_t MANTISSA_BITS = 23;
 constexpr uint32_t EXPONENT_BIAS = 127;
+
+static_assert(sizeof(Part) * PARTS == LANES * sizeof(float));
+static_assert(sizeof(PartBits) == sizeof(Part) && sizeof(PartSigned) == sizeof(Part));
 
 struct Lanes {
     Part part[PARTS];
@@ -81,10 +86,10 @@ INLINE void store_first(float* to, Lanes value, int32_t count) {
     for (int32_t i = 0; i < count; ++i) to[i] = lanes[i];
 }
 
-#define SUBLIMATE_LANES_OPERATOR(type, op)                                           \
-    INLINE type operator op(type a, type b) {                                        \
-        for (int32_t i = 0; i < PARTS; ++i) a.part[i] = a.part[i] op b.part[i];      \
-        return a;                                                                    \
+#define SUBLIMATE_LANES_OPERATOR(type, op)                                                         \
+    INLINE type operator op(type a, type b) {                                                      \
+        for (int32_t i = 0; i < PARTS; ++i) a.part[i] = a.part[i] op b.part[i];                    \
+        return a;                                                                                  \
     }
 SUBLIMATE_LANES_OPERATOR(Lanes, +)
 SUBLIMATE_LANES_OPERATOR(Lanes, -)
@@ -163,7 +168,9 @@ INLINE LanesBits select_bits(LanesBits mask, LanesBits yes, LanesBits no) {
 INLINE Lanes select(LanesBits mask, Lanes yes, Lanes no) {
     return floats_of(select_bits(mask, bits_of(yes), bits_of(no)));
 }
-INLINE Lanes greatest(Lanes a, Lanes b) { return select(greater(a, b), a, b); }
+INLINE Lanes greatest(Lanes a, Lanes b) {
+    return select(greater(a, b), a, b);
+}
 
 // Signed lanes as float; exact below 2^24.
 INLINE Lanes floats_from_signed(LanesBits a) {
@@ -191,8 +198,8 @@ INLINE float sum_lanes(Lanes value) {
     return lanes[0];
 }
 
-// exp_polynomial of loop/gumbel.h in every lane, the same operations in the same order; but a NaN stays a
-// NaN. It scales by a multiplication, which is exact, so that a NaN survives it.
+// exp_polynomial of loop/gumbel.h in every lane, the same operations in the same order; but a NaN
+// stays a NaN. It scales by a multiplication, which is exact, so that a NaN survives it.
 INLINE Lanes exp_lanes(Lanes x) {
     const LanesBits vanishes = greater(splat(EXP_ARGUMENT_MIN), x);
     const Lanes shifted = fma(x, splat(LOG2_E), splat(EXP_ROUND_MAGIC));
@@ -237,5 +244,5 @@ INLINE Lanes log_lanes(Lanes x) {
     return fma(e, splat(LN2_HIGH), r);
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

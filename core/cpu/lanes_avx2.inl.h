@@ -17,18 +17,29 @@ using PartSigned = int32_t __attribute__((vector_size(32)));
 using PartWide = uint64_t __attribute__((vector_size(32)));
 constexpr int32_t PARTS = 2;
 
-INLINE Part part_splat(float value) { return _mm256_set1_ps(value); }
-INLINE Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Part part_splat(float value) {
+    return _mm256_set1_ps(value);
+}
+INLINE Part fma_part(Part a, Part b, Part c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
 // The low half of every 64-bit lane times a factor.
 INLINE PartWide part_multiply(PartWide a, uint32_t factor) {
-    return reinterpret_cast<PartWide>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi32(static_cast<int32_t>(factor))));
+    return reinterpret_cast<PartWide>(_mm256_mul_epu32(
+        reinterpret_cast<__m256i>(a), _mm256_set1_epi32(static_cast<int32_t>(factor))));
 }
-INLINE Part part_even(Part a) { return _mm256_moveldup_ps(a); }
-INLINE Part part_odd(Part a) { return _mm256_movehdup_ps(a); }
-INLINE Part part_swap(Part a) { return _mm256_permute_ps(a, 0xb1); }
+INLINE Part part_even(Part a) {
+    return _mm256_moveldup_ps(a);
+}
+INLINE Part part_odd(Part a) {
+    return _mm256_movehdup_ps(a);
+}
+INLINE Part part_swap(Part a) {
+    return _mm256_permute_ps(a, 0xb1);
+}
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu
 
 #include "lanes.inl.h"
 
@@ -41,19 +52,19 @@ INLINE float max_lanes(Lanes a) {
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
-INLINE __m256i integers_of(PartBits a) { return reinterpret_cast<__m256i>(a); }
+INLINE __m256i integers_of(PartBits a) {
+    return reinterpret_cast<__m256i>(a);
+}
 INLINE uint32_t max_lanes_bits(LanesBits a) {
     const __m256i eight = _mm256_max_epu32(integers_of(a.part[0]), integers_of(a.part[1]));
-    __m128i four =
-        _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
     four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
 }
 INLINE int32_t sum_lanes_signed(LanesBits a) {
     const __m256i eight = _mm256_add_epi32(integers_of(a.part[0]), integers_of(a.part[1]));
-    __m128i four =
-        _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
     return _mm_cvtsi128_si32(four);
@@ -71,8 +82,8 @@ INLINE LanesBits store_int8(int8_t* to, Lanes a) {
 }
 INLINE Lanes load_half(const uint16_t* from) {
     const auto* halves = reinterpret_cast<const __m128i*>(from);
-    return {{_mm256_cvtph_ps(_mm_loadu_si128(halves)),
-             _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))}};
+    return {
+        {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))}};
 }
 INLINE Lanes load_bf16(const uint16_t* from) {
     const auto* halves = reinterpret_cast<const __m128i*>(from);
@@ -90,13 +101,15 @@ INLINE LanesBits load_bits_half(const void* from) {
     return r;
 }
 
-INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
+INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    return fma(a, b, c);
+}
 
 // Sizes of the register blocks.
 constexpr int32_t FLOAT_ROWS = 2;
 constexpr int32_t FLOAT_PANELS = 2;
 constexpr int32_t BLOCK_VECTORS = 2;
-constexpr int32_t SUMS_MAX = 4;  // of attention, in registers
+constexpr int32_t SUMS_MAX = 4; // of attention, in registers
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

@@ -17,25 +17,38 @@ using PartSigned = int32_t __attribute__((vector_size(64)));
 using PartWide = uint64_t __attribute__((vector_size(64)));
 constexpr int32_t PARTS = 1;
 
-INLINE Part part_splat(float value) { return _mm512_set1_ps(value); }
-INLINE Part fma_part(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Part part_splat(float value) {
+    return _mm512_set1_ps(value);
+}
+INLINE Part fma_part(Part a, Part b, Part c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
 // The low half of every 64-bit lane times a factor.
 INLINE PartWide part_multiply(PartWide a, uint32_t factor) {
-    return reinterpret_cast<PartWide>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi32(static_cast<int32_t>(factor))));
+    return reinterpret_cast<PartWide>(_mm512_mul_epu32(
+        reinterpret_cast<__m512i>(a), _mm512_set1_epi32(static_cast<int32_t>(factor))));
 }
-INLINE Part part_even(Part a) { return _mm512_moveldup_ps(a); }
-INLINE Part part_odd(Part a) { return _mm512_movehdup_ps(a); }
-INLINE Part part_swap(Part a) { return _mm512_permute_ps(a, 0xb1); }
+INLINE Part part_even(Part a) {
+    return _mm512_moveldup_ps(a);
+}
+INLINE Part part_odd(Part a) {
+    return _mm512_movehdup_ps(a);
+}
+INLINE Part part_swap(Part a) {
+    return _mm512_permute_ps(a, 0xb1);
+}
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu
 
 #include "lanes.inl.h"
 
 namespace sublimate::cpu {
 namespace {
 
-INLINE float max_lanes(Lanes a) { return _mm512_reduce_max_ps(a.part[0]); }
+INLINE float max_lanes(Lanes a) {
+    return _mm512_reduce_max_ps(a.part[0]);
+}
 INLINE uint32_t max_lanes_bits(LanesBits a) {
     return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(a.part[0]));
 }
@@ -61,13 +74,15 @@ INLINE LanesBits load_bits_half(const void* from) {
     return {reinterpret_cast<PartBits>(_mm512_zextsi256_si512(half))};
 }
 
-INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return fma(a, b, c); }
+INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    return fma(a, b, c);
+}
 
 // Sizes of the register blocks.
 constexpr int32_t FLOAT_ROWS = 4;
 constexpr int32_t FLOAT_PANELS = 4;
 constexpr int32_t BLOCK_VECTORS = 8;
-constexpr int32_t SUMS_MAX = 16;  // of attention, in registers
+constexpr int32_t SUMS_MAX = 16; // of attention, in registers
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

@@ -1,5 +1,6 @@
-// Any 64-bit machine: sixteen lanes are four 128-bit vectors of the compiler, no intrinsics. The fused
-// multiply-add is built from double precision, so that the bits equal those of machines that have one.
+// Any 64-bit machine: sixteen lanes are four 128-bit vectors of the compiler, no intrinsics. The
+// fused multiply-add is built from double precision, so that the bits equal those of machines that
+// have one.
 #pragma once
 
 #include "numbers.h"
@@ -19,11 +20,13 @@ using PairBits = uint64_t __attribute__((vector_size(16)));
 using PartWide = uint64_t __attribute__((vector_size(16)));
 constexpr int32_t PARTS = 4;
 
-INLINE Part part_splat(float value) { return Part{value, value, value, value}; }
-// a * b + c rounded once to float. The product of two floats is exact in double. The sum is rounded to odd
-// there (Boldo and Melquiond 2008): its error term (Knuth's two-sum) moves an even last bit towards the true
-// value, so that the second rounding, to float, sees on which side of a tie the true sum lies.
-// Cold: kept out of line.
+INLINE Part part_splat(float value) {
+    return Part{value, value, value, value};
+}
+// a * b + c rounded once to float. The product of two floats is exact in double. The sum is rounded
+// to odd there (Boldo and Melquiond 2008): its error term (Knuth's two-sum) moves an even last bit
+// towards the true value, so that the second rounding, to float, sees on which side of a tie the
+// true sum lies. Cold: kept out of line.
 [[gnu::noinline]] PairDouble fused_pair(PairDouble a, PairDouble b, PairDouble c) {
     const PairDouble product = a * b;
     const PairDouble sum = product + c;
@@ -32,7 +35,7 @@ INLINE Part part_splat(float value) { return Part{value, value, value, value}; }
     const PairBits bits = reinterpret_cast<PairBits>(sum);
     const PairBits inexact = reinterpret_cast<PairBits>((error > 0.0) | (error < 0.0));
     const PairBits even = (bits & 1) - 1;
-    const PairBits away = (bits ^ reinterpret_cast<PairBits>(error)) >> 63;  // 1: towards zero
+    const PairBits away = (bits ^ reinterpret_cast<PairBits>(error)) >> 63; // 1: towards zero
     const PairBits step = (1 - (away << 1)) & inexact & even;
     return reinterpret_cast<PairDouble>(bits + step);
 }
@@ -44,13 +47,14 @@ INLINE PairDouble high_pair(Part a) {
     return __builtin_convertvector(__builtin_shufflevector(a, a, 2, 3), PairDouble);
 }
 
-// Whether rounding a sum in double again, to float, could go wrong: the bits below float's precision are exactly
-// half of its last one, or the float would be subnormal (or zero, which costs nothing to take for one).
+// Whether rounding a sum in double again, to float, could go wrong: the bits below float's
+// precision are exactly half of its last one, or the float would be subnormal (or zero, which costs
+// nothing to take for one).
 INLINE PartBits rounds_twice(PairDouble sum) {
     constexpr PartBits BELOW_FLOAT = {0x1fffffffu, 0, 0x1fffffffu, 0};
     constexpr PartBits HALF = {0x10000000u, 1, 0x10000000u, 1};
     constexpr PartBits MAGNITUDE = {0, 0x7fffffffu, 0, 0x7fffffffu};
-    constexpr PartSigned NORMAL = {0, 0x38100000, 0, 0x38100000};  // 2^-126 as a double, upper half
+    constexpr PartSigned NORMAL = {0, 0x38100000, 0, 0x38100000}; // 2^-126 as a double, upper half
     const auto bits = reinterpret_cast<PartBits>(sum);
     const auto tie = reinterpret_cast<PartBits>((bits & BELOW_FLOAT) == HALF);
     const auto small =
@@ -75,12 +79,18 @@ INLINE Part fma_part(Part a, Part b, Part c) {
 INLINE PartWide part_multiply(PartWide a, uint32_t factor) {
     return (a & 0xffffffffu) * (PartWide{} + factor);
 }
-INLINE Part part_even(Part a) { return __builtin_shufflevector(a, a, 0, 0, 2, 2); }
-INLINE Part part_odd(Part a) { return __builtin_shufflevector(a, a, 1, 1, 3, 3); }
-INLINE Part part_swap(Part a) { return __builtin_shufflevector(a, a, 1, 0, 3, 2); }
+INLINE Part part_even(Part a) {
+    return __builtin_shufflevector(a, a, 0, 0, 2, 2);
+}
+INLINE Part part_odd(Part a) {
+    return __builtin_shufflevector(a, a, 1, 1, 3, 3);
+}
+INLINE Part part_swap(Part a) {
+    return __builtin_shufflevector(a, a, 1, 0, 3, 2);
+}
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu
 
 #include "lanes.inl.h"
 
@@ -136,13 +146,15 @@ INLINE LanesBits load_bits_half(const void* from) {
 }
 
 // Attention's products are rounded before they are added: a fused operation costs twenty here.
-INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return a * b + c; }
+INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+    return a * b + c;
+}
 
 // Sizes of the register blocks.
 constexpr int32_t FLOAT_ROWS = 1;
 constexpr int32_t FLOAT_PANELS = 1;
 constexpr int32_t BLOCK_VECTORS = 2;
-constexpr int32_t SUMS_MAX = 4;  // of attention, in registers
+constexpr int32_t SUMS_MAX = 4; // of attention, in registers
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

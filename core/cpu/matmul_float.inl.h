@@ -1,5 +1,6 @@
-// Matrix products of the kinds that are not quantised: every output is one chain of fused multiply-adds over its
-// columns in order. Blocks of rows and panels run side by side only to hide the latency of the chain.
+// Matrix products of the kinds that are not quantised: every output is one chain of fused
+// multiply-adds over its columns in order. Blocks of rows and panels run side by side only to hide
+// the latency of the chain.
 //
 // defines: matmul_float
 #pragma once
@@ -13,9 +14,7 @@ constexpr int64_t FLOAT_PREFETCH_BYTES = 4096;
 
 struct Float32 {
     static constexpr int64_t BYTES = 4;
-    INLINE static Lanes load_weights(const std::byte* at) {
-        return floats_of(load_bits(at));
-    }
+    INLINE static Lanes load_weights(const std::byte* at) { return floats_of(load_bits(at)); }
 };
 struct Float16 {
     static constexpr int64_t BYTES = 2;
@@ -97,5 +96,5 @@ void matmul_float(const PackedMatrix& matrix, const Activations& x, int32_t row_
     }
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

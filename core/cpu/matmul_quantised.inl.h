@@ -1,14 +1,16 @@
-// Quantised matrix products, the part that every instruction set shares: which rows and panels run together and
-// where a panel's groups come from. The including header defines `Dot`, the exact int32 sums of one group.
+// Quantised matrix products, the part that every instruction set shares: which rows and panels run
+// together and where a panel's groups come from. The including header defines `Dot`, the exact
+// int32 sums of one group.
 //
 // Order of one output, the same everywhere:
 //   for each group of 32 columns:
 //     sum  = exact int32 of (u - offset) * x                    (offset = 0 where affine)
-//     acc  = fma(float(sum), scale_w * scale_x, acc)            (the product of scales is rounded first)
-//     acc  = fma(minimum_w, scale_x * float(sum of x), acc)     (affine only; likewise)
+//     acc  = fma(float(sum), scale_w * scale_x, acc)            (the product of scales is rounded
+//     first) acc  = fma(minimum_w, scale_x * float(sum of x), acc)     (affine only; likewise)
 //
-// Few rows read a panel once, straight from memory. Many rows decode a panel's groups into a buffer that stays
-// in the first-level cache, CHUNK_GROUPS at a time; between chunks the accumulators rest in `out`, exactly.
+// Few rows read a panel once, straight from memory. Many rows decode a panel's groups into a buffer
+// that stays in the first-level cache, CHUNK_GROUPS at a time; between chunks the accumulators rest
+// in `out`, exactly.
 //
 // defines: matmul_quantised
 #pragma once
@@ -19,16 +21,19 @@
 namespace sublimate::cpu {
 namespace {
 
-constexpr int32_t CHUNK_GROUPS = 24;          // 30 KB of two decoded panels
-constexpr int64_t PREFETCH_BYTES = 6144;      // ahead of a direct read
-constexpr int64_t NIBBLE_GROUP_BYTES = 256;   // of 16 outputs x 32 columns
+constexpr int32_t CHUNK_GROUPS = 24;        // 30 KB of two decoded panels
+constexpr int64_t PREFETCH_BYTES = 6144;    // ahead of a direct read
+constexpr int64_t NIBBLE_GROUP_BYTES = 256; // of 16 outputs x 32 columns
 constexpr int64_t BYTE_GROUP_BYTES = 512;
+
+static_assert(NIBBLE_GROUP_BYTES * 2 == PANEL_ROWS * GROUP_COLUMNS);
+static_assert(BYTE_GROUP_BYTES == PANEL_ROWS * GROUP_COLUMNS);
 
 // Where a panel's pieces lie.
 struct PanelView {
     const std::byte* groups;
-    const uint16_t* scales;    // (group, 16) half
-    const uint16_t* minima;    // (group, 16) half, affine only
+    const uint16_t* scales; // (group, 16) half
+    const uint16_t* minima; // (group, 16) half, affine only
 };
 INLINE PanelView panel_view(const PackedMatrix& matrix, int32_t panel) {
     const int64_t groups = matrix.columns / GROUP_COLUMNS;
@@ -78,13 +83,14 @@ struct DecodedSource {
     INLINE Lanes minimum(int32_t g) const { return load(panel->minima + g * PANEL_ROWS); }
 };
 
-// One chunk of a block of rows: pointers at its first group and what each group adds on the activations' side.
+// One chunk of a block of rows: pointers at its first group and what each group adds on the
+// activations' side.
 template <int32_t ROWS>
 struct RowChunk {
     const int8_t* values[ROWS];
     const float* scales[ROWS];
-    alignas(64) float scaled_sums[ROWS][CHUNK_GROUPS];  // affine: scale * float(sum)
-    alignas(64) int32_t offsets[ROWS][CHUNK_GROUPS];    // symmetric: -offset * sum
+    alignas(64) float scaled_sums[ROWS][CHUNK_GROUPS]; // affine: scale * float(sum)
+    alignas(64) int32_t offsets[ROWS][CHUNK_GROUPS];   // symmetric: -offset * sum
 };
 
 template <int32_t ROWS, bool AFFINE>
@@ -143,7 +149,7 @@ struct MatmulCall {
     }
 };
 
-// ---- few rows ---------------------------------------------------------------------------------------------
+// ---- few rows ---------------------------------------------------------------------------------
 
 template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS>
 INLINE void direct_block(const MatmulCall& call, int32_t row, int32_t panel, Ahead& ahead) {
@@ -188,7 +194,7 @@ void direct_panels(const MatmulCall& call, int32_t row, int32_t panel_begin, int
     }
 }
 
-// ---- many rows ----------------------------------------------------------------------------------------------
+// ---- many rows --------------------------------------------------------------------------------
 
 template <class GroupKind, bool AFFINE, class Decoded>
 INLINE void decode_chunk(const PanelView& view, int32_t first, int32_t count,
@@ -203,9 +209,8 @@ INLINE void decode_chunk(const PanelView& view, int32_t first, int32_t count,
 }
 
 template <class Decoded, bool AFFINE, int32_t ROWS, int32_t PANELS>
-INLINE void decoded_block(const MatmulCall& call, const DecodedPanel<Decoded>* panels,
-                          int32_t row, int32_t panel, int32_t first, int32_t count,
-                          Ahead& ahead) {
+INLINE void decoded_block(const MatmulCall& call, const DecodedPanel<Decoded>* panels, int32_t row,
+                          int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
     DecodedSource<Decoded> source[PANELS];
     for (int32_t p = 0; p < PANELS; ++p) source[p] = {panels + p};
     Lanes acc[ROWS][PANELS];
@@ -233,8 +238,7 @@ template <class Decoded, bool AFFINE, int32_t ROWS, int32_t PANELS>
 void decoded_rest(const MatmulCall& call, const DecodedPanel<Decoded>* panels, int32_t row,
                   int32_t rows, int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
     if (rows == ROWS) {
-        decoded_block<Decoded, AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count,
-                                                     ahead);
+        decoded_block<Decoded, AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count, ahead);
     } else if constexpr (ROWS > 1) {
         decoded_rest<Decoded, AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first,
                                                         count, ahead);
@@ -296,45 +300,46 @@ void matmul_quantised(const MatmulCall& call, int32_t row_begin, int32_t row_end
     }
 }
 
-// ---- every kind ---------------------------------------------------------------------------------------------
+// ---- every kind -------------------------------------------------------------------------------
 
 void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
             int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) {
-    if (matrix.columns != x.columns) misuse("a matrix meets rows of its own width");
+    KERNEL_CHECK(matrix.columns == x.columns, "a matrix meets rows of its own width");
+    KERNEL_CHECK(panel_begin >= 0 && panel_end <= matrix.panels, "panels that exist");
+    KERNEL_CHECK(row_begin >= 0 && row_begin <= row_end, "rows in order");
+
+    KERNEL_CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine),
+                 "panels of their full size");
     const MatmulCall call{matrix, x, out, out_stride};
     switch (matrix.kind) {
-        case WeightKind::f32:
-            matmul_float<Float32>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
-                                  out_stride);
-            break;
-        case WeightKind::f16:
-            matmul_float<Float16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
-                                  out_stride);
-            break;
-        case WeightKind::bf16:
-            matmul_float<Bfloat16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
-                                   out_stride);
-            break;
-        case WeightKind::u4:
-            if (matrix.affine) {
-                matmul_quantised<Dot::Nibbles, true>(call, row_begin, row_end, panel_begin,
-                                                     panel_end);
-            } else {
-                matmul_quantised<Dot::Nibbles, false>(call, row_begin, row_end, panel_begin,
-                                                      panel_end);
-            }
-            break;
-        case WeightKind::u8:
-            if (matrix.affine) {
-                matmul_quantised<Dot::Bytes, true>(call, row_begin, row_end, panel_begin,
-                                                   panel_end);
-            } else {
-                matmul_quantised<Dot::Bytes, false>(call, row_begin, row_end, panel_begin,
-                                                    panel_end);
-            }
-            break;
+    case WeightKind::f32:
+        matmul_float<Float32>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                              out_stride);
+        break;
+    case WeightKind::f16:
+        matmul_float<Float16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                              out_stride);
+        break;
+    case WeightKind::bf16:
+        matmul_float<Bfloat16>(matrix, x, row_begin, row_end, panel_begin, panel_end, out,
+                               out_stride);
+        break;
+    case WeightKind::u4:
+        if (matrix.affine) {
+            matmul_quantised<Dot::Nibbles, true>(call, row_begin, row_end, panel_begin, panel_end);
+        } else {
+            matmul_quantised<Dot::Nibbles, false>(call, row_begin, row_end, panel_begin, panel_end);
+        }
+        break;
+    case WeightKind::u8:
+        if (matrix.affine) {
+            matmul_quantised<Dot::Bytes, true>(call, row_begin, row_end, panel_begin, panel_end);
+        } else {
+            matmul_quantised<Dot::Bytes, false>(call, row_begin, row_end, panel_begin, panel_end);
+        }
+        break;
     }
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

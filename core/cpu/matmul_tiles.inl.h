@@ -1,12 +1,13 @@
-// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations become bf16, and every output
-// is summed in fp32 over its full depth, one tile of 32 columns after the other in ascending order. No output
-// depends on which rows or panels share a call: a tile row is one row of activations.
+// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations become bf16,
+// and every output is summed in fp32 over its full depth, one tile of 32 columns after the other in
+// ascending order. No output depends on which rows or panels share a call: a tile row is one row of
+// activations.
 //
-// Written against a `Machine` (tile registers, bf16 rounding): the hardware, or a plain emulation that the tests
-// run anywhere.
-//   weight = bf16(fma(scale, float(u - offset), minimum)), activation = bf16(x), both to nearest even
-//   per tile: even and odd columns are two chains of fused multiply-adds from zero, subnormals count as zero;
-//   acc = acc + (even + odd)                       (TDPBF16PS, Intel SDM volume 2)
+// Written against a `Machine` (tile registers, bf16 rounding): the hardware, or a plain emulation
+// that the tests run anywhere.
+//   weight = bf16(fma(scale, float(u - offset), minimum)), activation = bf16(x), both to nearest
+//   even per tile: even and odd columns are two chains of fused multiply-adds from zero, subnormals
+//   count as zero; acc = acc + (even + odd)                       (TDPBF16PS, Intel SDM volume 2)
 //
 // defines: matmul_tiles
 #pragma once
@@ -18,19 +19,23 @@ namespace sublimate::cpu {
 namespace {
 
 constexpr int32_t TILE_ROWS = 16;
-constexpr int32_t TILE_WORDS = 512;        // 16 x 32 bf16
+constexpr int32_t TILE_WORDS = 512; // 16 x 32 bf16
 constexpr int32_t TILE_ROW_BYTES = 64;
-constexpr int32_t BLOCK_TILES = 2;         // tiles side by side and tiles on top of each other
+constexpr int32_t BLOCK_TILES = 2; // tiles side by side and tiles on top of each other
 constexpr int32_t TILE_BLOCK = BLOCK_TILES * TILE_ROWS;
-constexpr int32_t TILE_GROUPS_MAX = 24;    // groups of a column chunk: two panels take 48 KB
-constexpr int32_t TILE_ROWS_MAX = 128;     // rows of a row block: their bf16 takes 192 KB
+constexpr int32_t TILE_GROUPS_MAX = 24; // groups of a column chunk: two panels take 48 KB
+constexpr int32_t TILE_ROWS_MAX = 128;  // rows of a row block: their bf16 takes 192 KB
 constexpr int32_t TILE_STRIDE = TILE_GROUPS_MAX * GROUP_COLUMNS;
+
+static_assert(TILE_ROWS == PANEL_ROWS, "a panel is one tile wide");
+static_assert(TILE_WORDS == PANEL_ROWS * GROUP_COLUMNS, "a group is one tile deep");
+static_assert(TILE_ROWS_MAX % TILE_BLOCK == 0);
 
 // What one thread needs while it runs, on its stack.
 struct TileBuffers {
-    alignas(64) uint16_t rows[TILE_ROWS_MAX * TILE_STRIDE];  // (row, column of the chunk) bf16
+    alignas(64) uint16_t rows[TILE_ROWS_MAX * TILE_STRIDE]; // (row, column of the chunk) bf16
     alignas(64) uint16_t weights[BLOCK_TILES][TILE_GROUPS_MAX * TILE_WORDS];
-    alignas(64) float sums[TILE_BLOCK * TILE_BLOCK];         // of a block that is not whole
+    alignas(64) float sums[TILE_BLOCK * TILE_BLOCK]; // of a block that is not whole
 };
 
 struct TileCall {
@@ -38,13 +43,14 @@ struct TileCall {
     const Activations& x;
     float* out;
     int64_t out_stride;
-    int32_t row_begin;   // of the row block
+    int32_t row_begin; // of the row block
     int32_t row_count;
     int32_t first_group; // of the column chunk
     int32_t groups;
 };
 
-// Two columns of 16 outputs from a register of four columns each: bits [shift, shift + width) of every byte pair.
+// Two columns of 16 outputs from a register of four columns each: bits [shift, shift + width) of
+// every byte pair.
 template <class Machine>
 INLINE void store_column_pair(LanesBits four, int32_t shift, uint32_t mask, uint32_t offset,
                               Lanes scale, Lanes minimum, uint16_t* to) {
@@ -91,8 +97,7 @@ INLINE void decode_panel(const TileCall& call, int32_t panel, uint16_t* to) {
     for (int32_t g = 0; g < call.groups; ++g) {
         const int64_t group = call.first_group + g;
         const Lanes scale = load_half(scales + group * PANEL_ROWS);
-        const Lanes minimum =
-            matrix.affine ? load_half(minima + group * PANEL_ROWS) : splat(0.0f);
+        const Lanes minimum = matrix.affine ? load_half(minima + group * PANEL_ROWS) : splat(0.0f);
         decode_tile<Machine>(matrix, base + group * group_bytes, scale, minimum,
                              to + int64_t{g} * TILE_WORDS);
     }
@@ -134,9 +139,9 @@ INLINE void tile_block(Machine& machine, const TileCall& call, TileBuffers& buff
                        int32_t panel, int32_t panel_end) {
     const bool whole = row + TILE_BLOCK <= call.row_count && panel + BLOCK_TILES <= panel_end &&
                        (panel + BLOCK_TILES) * PANEL_ROWS <= call.matrix.rows;
-    float* sums = whole ? call.out + (call.row_begin + row) * call.out_stride +
-                              int64_t{panel} * PANEL_ROWS
-                        : buffers.sums;
+    float* sums =
+        whole ? call.out + (call.row_begin + row) * call.out_stride + int64_t{panel} * PANEL_ROWS
+              : buffers.sums;
     const int64_t stride = whole ? call.out_stride : TILE_BLOCK;
     if (call.first_group == 0) {
         machine.clear_sums();
@@ -176,7 +181,12 @@ template <class Machine>
 void matmul_tiles(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                   int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                   int64_t out_stride) {
-    if (matrix.columns != x.columns) misuse("a matrix meets rows of its own width");
+    KERNEL_CHECK(matrix.columns == x.columns, "a matrix meets rows of its own width");
+    KERNEL_CHECK(panel_begin >= 0 && panel_end <= matrix.panels, "panels that exist");
+    KERNEL_CHECK(row_begin >= 0 && row_begin <= row_end, "rows in order");
+
+    KERNEL_CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine),
+                 "panels of their full size");
     Machine machine;
     TileBuffers buffers;
     const int32_t all_groups = matrix.columns / GROUP_COLUMNS;
@@ -191,5 +201,5 @@ void matmul_tiles(const PackedMatrix& matrix, const Activations& x, int32_t row_
     }
 }
 
-}  // namespace
-}  // namespace sublimate::cpu
+} // namespace
+} // namespace sublimate::cpu

@@ -1,6 +1,18 @@
-// The compute primitives of the CPU path. Every instruction set fills one table of the same signatures; `ref` is
-// the slow twin that the tests compare the others with. A result never depends on how many rows or panels a call
-// covers: each output element is one fixed sequence of operations over its own inputs.
+// The compute primitives of the CPU path. Every instruction set fills one table of the same
+// signatures; `ref` is the slow twin that the tests compare the others with. A result never depends
+// on how many rows or panels a call covers: each output element is one fixed sequence of operations
+// over its own inputs.
+//
+// EQUAL BITS. ref, portable, avx2 and avx512 return the same bits from every primitive but one:
+// portable's attention rounds products before it adds them. amx equals avx512 but for
+// matmul_prompt of quantised weights. fma(a, b, c) below is rounded once; every other operation by
+// itself.
+//   reduction   16 partial sums, element i in lane i % 16; then lane += lane + 8, + 4, + 2, + 1
+//   exp         exp_polynomial of loop/gumbel.h, but a NaN stays a NaN
+//   attention   per row and head: q = query * scale; per page in order: score = fma over channels
+//               ascending; m' = max(m, scores); f = exp(m - m'); w = exp(score - m');
+//               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (f32 pages: w[j] + w[j+16]);
+//               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
 //
 // defines: PackedMatrix, Activations, KvLayout, AttentionCall, Ops, ops_for, best_isa
 #pragma once
@@ -12,16 +24,19 @@
 
 namespace sublimate::cpu {
 
-// ---- weights ------------------------------------------------------------------------------------------------
-// A matrix (rows = outputs, columns = inputs) lies in panels of 16 output rows, each panel contiguous, in the
-// order of execution. Quantised panels hold groups of 32 columns; w = d * (u - offset) + m.
+// ---- weights ----------------------------------------------------------------------------------
+// A matrix (rows = outputs, columns = inputs) lies in panels of 16 output rows, each panel
+// contiguous, in the order of execution. Quantised panels hold groups of 32 columns;
+// w = d * (u - offset) + m.
 enum class WeightKind : int32_t {
-    f32 = 0,   // panel: [column][16] float
-    f16 = 1,   // panel: [column][16] half
-    bf16 = 2,  // panel: [column][16] bfloat16
-    u4 = 3,    // panel: per group 4 chunks x 64 B, chunk c byte 4*r+j: low nibble = u[r][4c+j],
-               //        high nibble = u[r][16+4c+j]; after all groups: [group][16] half d; if affine [group][16] half m
-    u8 = 4,    // panel: per group 8 chunks x 64 B, chunk c byte 4*r+j = u[r][4c+j]; then d (and m) as for u4
+    f32 = 0,  // panel: [column][16] float
+    f16 = 1,  // panel: [column][16] half
+    bf16 = 2, // panel: [column][16] bfloat16
+    // panel: per group 4 chunks x 64 B, chunk c byte 4*r+j: low nibble = u[r][4c+j], high nibble =
+    // u[r][16+4c+j]; after all groups: [group][16] half d; if affine [group][16] half m
+    u4 = 3,
+    // panel: per group 8 chunks x 64 B, chunk c byte 4*r+j = u[r][4c+j]; then d (and m) as for u4
+    u8 = 4,
 };
 
 constexpr int32_t PANEL_ROWS = 16;
@@ -29,44 +44,49 @@ constexpr int32_t GROUP_COLUMNS = 32;
 
 struct PackedMatrix {
     WeightKind kind;
-    int32_t rows;             // outputs; rows past it in the last panel are zero
-    int32_t columns;          // inputs; quantised kinds need columns % 32 == 0
-    int32_t panels;           // ceil(rows / 16)
-    int32_t offset;           // quantised and not affine: 8 (Q4_0) or 128 (Q8_0); else 0
-    bool affine;              // m present (Q4_1)
-    int64_t panel_bytes;      // multiple of 64
-    const std::byte* data;    // (panel, panel_bytes), 64-byte aligned
+    int32_t rows;          // outputs; rows past it in the last panel are zero
+    int32_t columns;       // inputs; quantised kinds need columns % 32 == 0
+    int32_t panels;        // ceil(rows / 16)
+    int32_t offset;        // quantised and not affine: 8 (Q4_0) or 128 (Q8_0); else 0
+    bool affine;           // m present (Q4_1)
+    int64_t panel_bytes;   // multiple of 64
+    const std::byte* data; // (panel, panel_bytes), 64-byte aligned
 };
 
 // Bytes of one panel for a kind; the packer, the kernels and the tests use this one function.
 constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine) {
     int64_t bytes = 0;
     switch (kind) {
-        case WeightKind::f32: bytes = int64_t{columns} * PANEL_ROWS * 4; break;
-        case WeightKind::f16:
-        case WeightKind::bf16: bytes = int64_t{columns} * PANEL_ROWS * 2; break;
-        case WeightKind::u4:
-            bytes = int64_t{columns} / GROUP_COLUMNS * (256 + (affine ? 64 : 32));
-            break;
-        case WeightKind::u8:
-            bytes = int64_t{columns} / GROUP_COLUMNS * (512 + (affine ? 64 : 32));
-            break;
+    case WeightKind::f32:
+        bytes = int64_t{columns} * PANEL_ROWS * 4;
+        break;
+    case WeightKind::f16:
+    case WeightKind::bf16:
+        bytes = int64_t{columns} * PANEL_ROWS * 2;
+        break;
+    case WeightKind::u4:
+        bytes = int64_t{columns} / GROUP_COLUMNS * (256 + (affine ? 64 : 32));
+        break;
+    case WeightKind::u8:
+        bytes = int64_t{columns} / GROUP_COLUMNS * (512 + (affine ? 64 : 32));
+        break;
     }
     return (bytes + 63) / 64 * 64;
 }
 
-// ---- activations ----------------------------------------------------------------------------------------------
-// Rows prepared once per norm and read by every matmul that consumes it. f32 kinds read `f32`; quantised kinds
-// read int8 values with a scale per 32 columns: x ~ scale * value, sum = sum of the 32 values.
+// ---- activations ------------------------------------------------------------------------------
+// Rows prepared once per norm and read by every matmul that consumes it. f32 kinds read `f32`, as
+// does matmul_prompt on tiles; quantised kinds read int8 values with a scale per 32 columns: x ~
+// scale * value, sum = sum of the 32 values.
 struct Activations {
-    const float* f32;         // (row, columns)
-    const int8_t* values;     // (row, columns)
-    const float* scales;      // (row, columns / 32)
-    const int32_t* sums;      // (row, columns / 32)
+    const float* f32;     // (row, columns)
+    const int8_t* values; // (row, columns)
+    const float* scales;  // (row, columns / 32)
+    const int32_t* sums;  // (row, columns / 32)
     int32_t columns;
 };
 
-// ---- KV -----------------------------------------------------------------------------------------------------------
+// ---- KV ---------------------------------------------------------------------------------------
 enum class KvType : int32_t { bf16 = 0, f32 = 1 };
 
 // One layer's pages: page p, head h at base + (p * kv_heads + h) * head_bytes: keys transposed
@@ -74,72 +94,88 @@ enum class KvType : int32_t { bf16 = 0, f32 = 1 };
 struct KvLayout {
     KvType type;
     int32_t kv_heads;
-    int32_t head_dim;         // multiple of 16
-    int64_t head_bytes;       // 2 * head_dim * PAGE_TOKENS * element size
+    int32_t head_dim;   // multiple of 16
+    int64_t head_bytes; // 2 * head_dim * PAGE_TOKENS * element size
 };
 
-// Attention of consecutive query rows of one sequence for all query heads that share one KV head. Row i sits at
-// position first_position + i and sees positions [0, first_position + i], walked in blocks fixed by absolute
-// position (one page each), so that the bits do not depend on how a prompt was cut into chunks. Lanes past a row's
-// position are never read as numbers: they may hold NaN.
+// Attention of consecutive query rows of one sequence for all query heads that share one KV head.
+// Row i sits at position first_position + i and sees positions [0, first_position + i], walked in
+// blocks fixed by absolute position (one page each), so that the bits do not depend on how a prompt
+// was cut into chunks. Lanes past a row's position are never read as numbers: they may hold NaN.
 struct AttentionCall {
-    const float* query;       // (row, query_stride) roped; heads of this group start at query_head * head_dim
+    const float*
+        query; // (row, query_stride) roped; the group's heads start at query_head * head_dim
     int64_t query_stride;
-    float* out;               // (row, out_stride) same head order
+    float* out; // (row, out_stride) same head order
     int64_t out_stride;
     int32_t row_count;
     int32_t first_position;
-    int32_t query_head;       // first query head of the group
-    int32_t group_heads;      // query heads per KV head
+    int32_t query_head;  // first query head of the group
+    int32_t group_heads; // query heads per KV head
     int32_t kv_head;
-    const std::byte* pages;   // the layer's base
-    const int32_t* page_table;  // of the sequence
-    float scale;              // 1 / sqrt(head_dim)
+    const std::byte* pages;    // the layer's base
+    const int32_t* page_table; // of the sequence
+    float scale;               // 1 / sqrt(head_dim)
 };
 
-// ---- the table --------------------------------------------------------------------------------------------------------
+// ---- the table --------------------------------------------------------------------------------
 enum class Isa : int32_t { ref = 0, portable = 1, avx2 = 2, avx512 = 3, amx = 4 };
 
 struct Ops {
     const char* name;
     Isa isa;
-    // out[c] = x[c] / sqrt(mean(x^2) + epsilon) * weight[c]; one row; in a fixed summation order.
-    void (*rms_norm)(const float* x, const float* weight, float epsilon, int32_t columns, float* out);
-    // Per 32 columns: scale = max|x| / 127, value = round-to-nearest-even(x / scale); one row.
+    // out[c] = (x[c] * r) * weight[c], r = 1 / sqrt(reduction of fma(x, x) / columns + epsilon).
+    void (*rms_norm)(const float* x, const float* weight, float epsilon, int32_t columns,
+                     float* out);
+    // Per 32 columns: scale = max|x| / 127, value = round-to-nearest-even(x * (1 / scale)); one
+    // row. A scale below the smallest normal float is 0; if it is infinite or a NaN the values are
+    // 0, so that the outcome is a NaN and gets noticed.
     void (*quantise)(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums);
-    // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels [panel_begin, panel_end);
-    // lanes past matrix.rows are not written. One group's exact int32 sum, then one fp32 rescale, in column order.
-    void (*matmul)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
-                   int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride);
-    // The prompt's arithmetic. Where no separate one exists this is the same function as matmul, and pages that
-    // decoding wrote equal pages that a prompt wrote.
-    void (*matmul_prompt)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
-                          int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride);
-    // Rotates adjacent pairs (2i, 2i+1) of `heads` heads in place; cos_sin: (rope_dim / 2) pairs (cos, sin).
+    // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels
+    // [panel_begin, panel_end); lanes past matrix.rows are not written. Groups in column order:
+    //   acc = fma(float(exact int32 sum of (u - offset) * value), d * scale, acc), then if affine
+    //   acc = fma(m, scale * float(sum), acc). Float kinds: acc = fma(w, x, acc) in column order.
+    void (*matmul)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
+                   int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
+                   int64_t out_stride);
+    // The prompt's arithmetic. Where no separate one exists this is the same function as matmul,
+    // and pages that decoding wrote equal pages that a prompt wrote. On AMX (quantised kinds): bf16
+    // tiles over the full depth, see matmul_tiles.inl.h.
+    void (*matmul_prompt)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
+                          int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
+                          int64_t out_stride);
+    // Rotates adjacent pairs (2i, 2i+1) of `heads` heads in place; cos_sin: (rope_dim / 2) pairs
+    // (cos, sin). even = fma(x0, cos, -(x1 * sin)), odd = fma(x1, cos, x0 * sin).
     void (*rope)(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim);
-    // Writes one position's key and value (kv_heads * head_dim each) into its page lane.
-    void (*kv_append)(const float* key, const float* value, const KvLayout& layout, std::byte* pages, int32_t page,
-                      int32_t lane);
+    // Writes one position's key and value (kv_heads * head_dim each) into its page lane; bf16
+    // rounds to nearest, ties to even.
+    void (*kv_append)(const float* key, const float* value, const KvLayout& layout,
+                      std::byte* pages, int32_t page, int32_t lane);
     void (*attention)(const AttentionCall& call, const KvLayout& layout);
-    // out[i] = silu(gate[i]) * up[i]
+    // out[i] = (g / (1 + exp(min(-g, 80)))) * up[i]
     void (*swiglu)(const float* gate, const float* up, int32_t count, float* out);
     // x[i] += y[i]
     void (*add)(float* x, const float* y, int32_t count);
-    // ---- sampler primitives; their twins are in loop/sampler.h
-    int32_t (*argmax)(const float* logits, int32_t count);               // lowest index of the maximum
+    // Sampler primitives; their twins are in loop/sampler_ops.h.
+    // Lowest index of the maximum; a NaN never wins, and without any number above -infinity it is
+    // 0.
+    int32_t (*argmax)(const float* logits, int32_t count);
     float (*max_value)(const float* logits, int32_t count);
     float (*sum_exp)(const float* logits, int32_t count, float maximum, float inverse_temperature);
     bool (*all_finite)(const float* logits, int32_t count);
-    // arg-max over i of logits[i] * inverse_temperature + gumbel(seed, position, i), skipping logits[i] < floor.
-    int32_t (*gumbel_argmax)(const float* logits, int32_t count, float inverse_temperature, float floor,
-                             uint64_t seed, int32_t position);
+    // Arg-max over i of fma(logits[i], inverse_temperature, gumbel(seed, position, i)), skipping
+    // logits[i] < floor; -1 where nothing is above -infinity.
+    int32_t (*gumbel_argmax)(const float* logits, int32_t count, float inverse_temperature,
+                             float floor, uint64_t seed, int32_t position);
 };
 
 // The table of an instruction set. Aborts if this machine cannot run it: ask isa_runs first.
 const Ops& ops_for(Isa isa);
 bool isa_runs(Isa isa);
-Isa best_isa();                       // the fastest that runs here; SUBLIMATE_ISA overrides it by name
+// The fastest that runs here. SUBLIMATE_ISA overrides it by name; a name that is unknown or does
+// not run here changes nothing, so a caller that has to refuse it compares it with isa_name.
+Isa best_isa();
 const char* isa_name(Isa isa);
 bool isa_from_name(const char* name, Isa* isa);
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

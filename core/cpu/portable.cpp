@@ -30,4 +30,4 @@ constinit const Ops PORTABLE_OPS = {
     .gumbel_argmax = gumbel_argmax,
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -72,8 +72,7 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
     }
 }
 
-// ---- matmul
-// ------------------------------------------------------------------------------------------------
+// ---- matmul -----------------------------------------------------------------------------------
 
 struct Panel {
     const PackedMatrix& matrix;
@@ -142,6 +141,8 @@ float dot_float(const Panel& panel, const Activations& x, int32_t row, int32_t l
 void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
             int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) {
     CHECK(matrix.columns == x.columns);
+    CHECK(panel_begin >= 0 && panel_end <= matrix.panels);
+    CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine));
     const bool quantised = matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
     for (int32_t panel_index = panel_begin; panel_index < panel_end; ++panel_index) {
         const Panel panel{matrix, matrix.data + panel_index * matrix.panel_bytes};
@@ -156,8 +157,7 @@ void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
     }
 }
 
-// ---- rope, KV
-// ------------------------------------------------------------------------------------------------
+// ---- rope, KV ---------------------------------------------------------------------------------
 
 void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim) {
     for (int32_t head = 0; head < heads; ++head) {
@@ -198,8 +198,7 @@ void kv_append(const float* key, const float* value, const KvLayout& layout, std
     }
 }
 
-// ---- attention
-// -------------------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------
 
 // State of one query head of one row: the running maximum, 16 partial sums of the weights, and the
 // output.
@@ -285,8 +284,7 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
     }
 }
 
-// ---- elementwise, sampler
-// ----------------------------------------------------------------------------------------
+// ---- elementwise, sampler ---------------------------------------------------------------------
 
 void swiglu(const float* gate, const float* up, int32_t count, float* out) {
     for (int32_t i = 0; i < count; ++i) {

@@ -16,8 +16,12 @@ void amx_matmul_prompt(const PackedMatrix& matrix, const Activations& x, int32_t
                        int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                        int64_t out_stride);
 
-// A failed CHECK inside a kernel. Defined in the dispatcher's baseline object: an inline function would also be
-// compiled for the kernel's instruction set, and the linker keeps any one of the copies.
+// A failed CHECK inside a kernel. Defined in the dispatcher's baseline object: an inline function
+// would also be compiled for the kernel's instruction set, and the linker keeps any one of the
+// copies.
 [[noreturn]] void misuse(const char* why);
 
 } // namespace sublimate::cpu
+
+// CHECK for code that is compiled once per instruction set.
+#define KERNEL_CHECK(condition, why) (__builtin_expect(!(condition), 0) ? misuse(why) : void())

@@ -1,7 +1,8 @@
-// What the tests of the compute primitives share: seeded data, packed matrices, and comparison of every
-// instruction set that runs here with `ref`, bit for bit.
+// What the tests of the compute primitives share: seeded data, packed matrices, and comparison of
+// every instruction set that runs here with `ref`, bit for bit.
 //
-// defines: Random, failures, compare_bits, compare_near, other_isas, Matrix, random_matrix, QuantisedRows,
+// defines: Random, failures, compare_bits, compare_near, other_isas, Matrix, random_matrix,
+// QuantisedRows,
 //          finish
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <sys/mman.h>
 #include <vector>
 
 #include "core/cpu/ops.h"
@@ -19,7 +21,7 @@ namespace sublimate::cpu::testing {
 
 // SplitMix64 (Steele et al. 2014): the same data on every machine.
 class Random {
-  public:
+public:
     explicit Random(uint64_t seed) : state_(seed) {}
 
     uint64_t bits() {
@@ -41,7 +43,7 @@ class Random {
         return values;
     }
 
-  private:
+private:
     uint64_t state_;
 };
 
@@ -87,12 +89,17 @@ inline std::vector<const Ops*> other_isas() {
     return tables;
 }
 
-// 64-byte aligned bytes, filled with 0xff (a NaN in every float format) before use.
+// Bytes filled with 0xff (a NaN in every float format); large ones on huge pages, as the model's
+// weights are.
 class Aligned {
-  public:
+public:
+    static constexpr int64_t HUGE_BYTES = int64_t{1} << 21;
+
     explicit Aligned(int64_t bytes)
         : size_((bytes + 63) / 64 * 64),
-          data_(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(size_) + 64))) {
+          data_(static_cast<std::byte*>(std::aligned_alloc(bytes >= HUGE_BYTES ? HUGE_BYTES : 64,
+                                                           static_cast<size_t>(size_)))) {
+        if (bytes >= HUGE_BYTES) madvise(data_, static_cast<size_t>(size_), MADV_HUGEPAGE);
         std::memset(data_, 0xff, static_cast<size_t>(size_));
     }
     Aligned(Aligned&& other) noexcept : size_(other.size_), data_(other.data_) {
@@ -106,7 +113,7 @@ class Aligned {
     std::byte* data() const { return data_; }
     int64_t size() const { return size_; }
 
-  private:
+private:
     int64_t size_;
     std::byte* data_;
 };
@@ -194,7 +201,7 @@ inline QuantisedRows random_rows(Random& random, int32_t rows, int32_t columns) 
     x.sums.resize(static_cast<size_t>(count / GROUP_COLUMNS + 1));
     for (int64_t g = 0; g < count / GROUP_COLUMNS; ++g) {
         int32_t sum = 0;
-        const int32_t shape = random.below(6);  // all extremes of one sign, now and then
+        const int32_t shape = random.below(6); // all extremes of one sign, now and then
         for (int64_t i = g * GROUP_COLUMNS; i < (g + 1) * GROUP_COLUMNS; ++i) {
             int32_t value = random.below(255) - 127;
             if (shape == 0) value = 127;

@@ -1,11 +1,12 @@
-// Attention and KV writes on every instruction set against `ref`, over head sizes, odd positions and chunkings.
-// Everything that must not be read is NaN: lanes past a row's position, pages of others, the tail of the arena.
+// Attention and KV writes on every instruction set against `ref`, over head sizes, odd positions
+// and chunkings. Everything that must not be read is NaN: lanes past a row's position, pages of
+// others, the tail of the arena.
 #include "ops_testing.h"
 
 namespace sublimate::cpu::testing {
 namespace {
 
-constexpr float NEAR = 1e-5f;  // portable rounds attention's products before it adds them
+constexpr float NEAR = 1e-5f; // portable rounds attention's products before it adds them
 constexpr int32_t PAGES_MAX = 8;
 
 struct Shape {
@@ -13,7 +14,7 @@ struct Shape {
     int32_t head_dim;
     int32_t kv_heads;
     int32_t group_heads;
-    int32_t context;  // positions, the last row's included
+    int32_t context; // positions, the last row's included
 };
 
 std::string describe(const Ops& ops, const Shape& s) {
@@ -58,8 +59,8 @@ std::vector<float> attend(const Ops& ops, const Shape& s, const Cache& cache, in
         for (int32_t head = 0; head < s.kv_heads; ++head) {
             const int32_t count = std::min(step, rows - row);
             ops.attention({query.data() + row * stride, stride, out.data() + row * stride, stride,
-                           count, s.context - rows + row, head * s.group_heads, s.group_heads,
-                           head, cache.pages.data(), cache.table.data(), 0.17f},
+                           count, s.context - rows + row, head * s.group_heads, s.group_heads, head,
+                           cache.pages.data(), cache.table.data(), 0.17f},
                           cache.layout);
         }
     }
@@ -113,10 +114,10 @@ void check_all_shapes() {
 
 // Rounding of single numbers to bf16: ties, the largest, infinities, subnormals, NaN.
 void check_rounding() {
-    constexpr uint32_t BITS[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000, 0x3f808001,
-                                 0x7f7fffff, 0x7f800000, 0xff800000, 0x00000001, 0x00008000,
-                                 0x7f800001, 0xffffffff, 0x3f800000, 0xbf807fff, 0x00018000,
-                                 0x40490fdb};
+    constexpr uint32_t BITS[] = {0x00000000, 0x80000000, 0x3f808000, 0x3f818000,
+                                 0x3f808001, 0x7f7fffff, 0x7f800000, 0xff800000,
+                                 0x00000001, 0x00008000, 0x7f800001, 0xffffffff,
+                                 0x3f800000, 0xbf807fff, 0x00018000, 0x40490fdb};
     constexpr uint16_t EXPECTED[] = {0x0000, 0x8000, 0x3f80, 0x3f82, 0x3f81, 0x7f80,
                                      0x7f80, 0xff80, 0x0000, 0x0000, 0x7fc0, 0xffff,
                                      0x3f80, 0xbf80, 0x0002, 0x4049};

@@ -1,5 +1,5 @@
-// Matrix products of every kind on every instruction set against `ref`: equal bits over odd shapes, whatever the
-// block of rows and panels; lanes past the last output stay as they were.
+// Matrix products of every kind on every instruction set against `ref`: equal bits over odd shapes,
+// whatever the block of rows and panels; lanes past the last output stay as they were.
 #include "ops_testing.h"
 
 namespace sublimate::cpu::testing {
@@ -80,7 +80,8 @@ void check_all_shapes() {
     }
 }
 
-// A NaN or an infinity in the input must reach every output it touches: that is how a broken row is noticed.
+// A NaN or an infinity in the input must reach every output it touches: that is how a broken row is
+// noticed.
 void check_numbers_that_are_not() {
     Random random(99);
     const Shape shape{WeightKind::u4, true, 16, 64, 1};

@@ -1,11 +1,11 @@
-// Row primitives (norm, quantise, rope, swiglu, add) and sampler primitives on every instruction set against
-// `ref`: equal bits over odd lengths and numbers that hurt.
+// Row primitives (norm, quantise, rope, swiglu, add) and sampler primitives on every instruction
+// set against `ref`: equal bits over odd lengths and numbers that hurt.
 #include "ops_testing.h"
 
 namespace sublimate::cpu::testing {
 namespace {
 
-constexpr int32_t GUARD = 16;  // numbers behind every output that must stay as they were
+constexpr int32_t GUARD = 16; // numbers behind every output that must stay as they were
 constexpr float UNTOUCHED = 12345.0f;
 
 void check_norm(Random& random, int32_t columns) {
@@ -52,7 +52,7 @@ void check_quantise(const std::vector<float>& x) {
         const std::string name = std::string(ops->name) + " quantise";
         compare_bits(name + " values", values.data(), values_out.data(), columns);
         compare_bits(name + " sums", sums.data(), sums_out.data(), static_cast<int64_t>(groups));
-        for (size_t g = 0; g < groups; ++g) {  // any NaN will do
+        for (size_t g = 0; g < groups; ++g) { // any NaN will do
             if (std::isnan(scales[g]) && std::isnan(scales_out[g])) continue;
             compare_bits(name + " scale", &scales[g], &scales_out[g], 1);
         }
@@ -68,8 +68,8 @@ void check_rope(Random& random, int32_t heads, int32_t head_dim, int32_t rope_di
     for (const Ops* ops : other_isas()) {
         auto out = x;
         ops->rope(out.data(), cos_sin.data(), heads, head_dim, rope_dim);
-        compare_bits(std::string(ops->name) + " rope " + std::to_string(rope_dim),
-                     expected.data(), out.data(), heads * head_dim);
+        compare_bits(std::string(ops->name) + " rope " + std::to_string(rope_dim), expected.data(),
+                     out.data(), heads * head_dim);
     }
 }
 
@@ -104,13 +104,13 @@ void check_elementwise(Random& random, int32_t count) {
     }
 }
 
-// ---- sampler --------------------------------------------------------------------------------------------------
+// ---- sampler ----------------------------------------------------------------------------------
 
 std::vector<float> awkward_logits(Random& random, int32_t count) {
     auto logits = random.floats(count, -12.0f, 12.0f);
     for (float& logit : logits) {
         if (random.below(9) == 0) logit = -HUGE_VALF;
-        if (random.below(9) == 0) logit = std::floor(logit);  // ties
+        if (random.below(9) == 0) logit = std::floor(logit); // ties
     }
     return logits;
 }
@@ -134,8 +134,7 @@ void check_sampler(Random& random, int32_t count) {
         compare_bits(name + " argmax", &best, &best_out, 1);
         compare_bits(name + " max_value", &maximum, &maximum_out, 1);
         if (maximum > -HUGE_VALF) {
-            const float sum_out =
-                ops->sum_exp(logits.data(), count, maximum, inverse_temperature);
+            const float sum_out = ops->sum_exp(logits.data(), count, maximum, inverse_temperature);
             compare_bits(name + " sum_exp", &sum, &sum_out, 1);
         }
         const int32_t drawn_out =
@@ -162,7 +161,8 @@ void check_finite(Random& random, int32_t count) {
     }
 }
 
-// Gumbel noise over flat logits draws every token equally often: a check of the draw itself, not of a twin.
+// Gumbel noise over flat logits draws every token equally often: a check of the draw itself, not of
+// a twin.
 void check_draws() {
     constexpr int32_t COUNT = 100;
     constexpr int32_t DRAWS = 20000;

@@ -1,5 +1,6 @@
-// The AMX kernel's logic on any machine: the same template as core/cpu/amx.cpp, over tiles that are plain arrays
-// with the documented semantics of TDPBF16PS. Compared with a sum in double over the same bf16 numbers.
+// The AMX kernel's logic on any machine: the same template as core/cpu/amx.cpp, over tiles that are
+// plain arrays with the documented semantics of TDPBF16PS. Compared with a sum in double over the
+// same bf16 numbers.
 #include "core/cpu/lanes_portable.inl.h"
 
 #include "core/cpu/matmul_tiles.inl.h"
@@ -17,7 +18,7 @@ float flushed(float x) {
 
 // Intel SDM volume 2, TDPBF16PS: fp32 fused multiply-adds, subnormals are zero on both sides.
 class SoftwareTiles {
-  public:
+public:
     static void buffers_written() {}
 
     static LanesBits bf16_pairs(Lanes a, Lanes b) {
@@ -64,14 +65,13 @@ class SoftwareTiles {
         }
     }
 
-  private:
+private:
     float dot(int32_t r, int32_t n) const {
         float chains[2] = {0.0f, 0.0f};
         for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
             const uint16_t weight = weights_[n / TILE_ROWS][k / 2 * 32 + n % TILE_ROWS * 2 + k % 2];
             const float a = flushed(bf16_to_float(rows_[r][k]));
-            chains[k % 2] =
-                flushed(std::fma(a, flushed(bf16_to_float(weight)), chains[k % 2]));
+            chains[k % 2] = flushed(std::fma(a, flushed(bf16_to_float(weight)), chains[k % 2]));
         }
         return flushed(flushed(sums_[r][n]) + flushed(chains[0] + chains[1]));
     }
@@ -82,7 +82,7 @@ class SoftwareTiles {
 };
 
 constexpr float UNTOUCHED = 12345.0f;
-constexpr float NEAR = 2e-6f;  // of the sum of magnitudes: fp32 sums of some hundred terms
+constexpr float NEAR = 2e-6f; // of the sum of magnitudes: fp32 sums of some hundred terms
 
 struct Shape {
     WeightKind kind;
@@ -101,7 +101,8 @@ float weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     const bool nibbles = m.kind == WeightKind::u4;
     const int32_t low = nibbles ? i % 16 : i;
     const int64_t bytes = nibbles ? 256 : 512;
-    const auto byte = static_cast<int32_t>(panel[group * bytes + low / 4 * 64 + 4 * lane + low % 4]);
+    const auto byte =
+        static_cast<int32_t>(panel[group * bytes + low / 4 * 64 + 4 * lane + low % 4]);
     const int32_t u = nibbles ? (i < 16 ? byte & 15 : byte >> 4) : byte;
     const int64_t groups = m.columns / GROUP_COLUMNS;
     const auto* halves = reinterpret_cast<const uint16_t*>(panel + groups * bytes);
@@ -154,10 +155,9 @@ void check_shape(const Shape& s, uint64_t seed) {
     const int32_t panel_step = 1 + random.below(3);
     for (int32_t row = 0; row < s.rows; row += row_step) {
         for (int32_t panel = 0; panel < panels; panel += panel_step) {
-            matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, row,
-                                        std::min(row + row_step, s.rows), panel,
-                                        std::min(panel + panel_step, panels), pieces.data(),
-                                        stride);
+            matmul_tiles<SoftwareTiles>(
+                matrix.packed, x.activations, row, std::min(row + row_step, s.rows), panel,
+                std::min(panel + panel_step, panels), pieces.data(), stride);
         }
     }
     compare_bits(name + " in pieces", out.data(), pieces.data(), static_cast<int64_t>(out.size()));
@@ -184,7 +184,7 @@ void check_all_shapes() {
                 check_shape({kind, affine, 32, 64, rows}, seed++);
                 check_shape({kind, affine, 41, 96, rows}, seed++);
             }
-            check_shape({kind, affine, 48, 800, 33}, seed++);   // more than one chunk of columns
+            check_shape({kind, affine, 48, 800, 33}, seed++); // more than one chunk of columns
             check_shape({kind, affine, 15, 1568, 64}, seed++);
         }
     }
