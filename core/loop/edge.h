@@ -64,6 +64,7 @@ struct Edge {
 };
 
 SUBLIMATE_HD inline void edge_start(Edge& edge, const RegionView& view) {
+    CHECK(view.control != nullptr && edge.record != nullptr && edge.cancel_seen != nullptr);
     edge.view = view;
     edge.attached = true;
     edge.lost = edge.damaged = edge.room = edge.waited_for_room = false;
@@ -118,6 +119,7 @@ struct RecordStamp {
 // start.
 SUBLIMATE_HD inline bool edge_push(Edge& edge, const RecordStamp& stamp) {
     if (edge.record_rows == 0) return true;
+    CHECK(edge.record_words <= TOKEN_RECORD_WORDS_MAX);
     auto time = static_cast<uint64_t>(stamp.time_ns);
     StepRecord header = {edge.record_words,
                          edge.record_rows,

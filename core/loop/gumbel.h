@@ -54,6 +54,8 @@ constexpr uint32_t PHILOX_WEYL_0 = 0x9E3779B9u;
 constexpr uint32_t PHILOX_WEYL_1 = 0xBB67AE85u;
 constexpr int32_t PHILOX_ROUNDS = 10;
 
+static_assert(sizeof(float) == sizeof(uint32_t));
+
 struct PhiloxBlock {
     uint32_t word[4];
 };

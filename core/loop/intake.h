@@ -74,6 +74,7 @@ SUBLIMATE_HD inline void accept(LoopState& loop, int32_t e, int32_t slot) {
                      nullptr);
         return;
     }
+    CHECK(loop.free_count > 0 && loop.queue_count < loop.config.queue_max);
     int32_t index = loop.free_sequences[--loop.free_count];
     Sequence& s = loop.sequences[index];
     move_to(s, State::queued);
@@ -170,6 +171,7 @@ SUBLIMATE_HD inline bool admit_one(LoopState& loop, int32_t index) {
     Sequence& s = loop.sequences[index];
     if (s.tried_changes == loop.kv.changes()) return false;
     const RequestHeader& h = s.header;
+    CHECK(pages_for(positions_needed(h)) <= loop.pages_per_sequence);
     int32_t row = loop.free_rows[loop.config.sequences_max - 1 - loop.running_count];
     s.table.pages = loop.page_tables + int64_t{row} * loop.pages_per_sequence;
     s.table.count = s.table.reserved = 0;
@@ -181,6 +183,7 @@ SUBLIMATE_HD inline bool admit_one(LoopState& loop, int32_t index) {
     }
     s.table_row = row;
     s.computed = s.table.count * limits::PAGE_TOKENS;
+    CHECK_BECAUSE(s.computed < h.prompt_length, "a prompt was cached to its end");
     s.cached_tokens = s.computed;
     move_to(s, State::prefill);
     remove_from(loop.queue, loop.queue_count, index);

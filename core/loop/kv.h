@@ -78,6 +78,7 @@ public:
     // now. reuse: false computes the whole prompt (but still publishes it).
     SUBLIMATE_HD bool admit(PageTable& table, const PromptTokens& prompt, int32_t needed,
                             bool reuse) {
+        CHECK(table.count == 0 && table.reserved == 0);
         if (table.sharing && reuse) match(table, prompt);
         int32_t rest = needed - table.count;
         bool fits = available() >= reserved_ + rest || fault(Fault::reservation_ignored);
@@ -93,7 +94,9 @@ public:
     // At a page border of a prompt: takes over pages that others have computed meanwhile. Returns
     // how many.
     SUBLIMATE_HD int32_t adopt(PageTable& table, const PromptTokens& prompt) {
+        CHECK(table.sharing);
         int32_t adopted = match(table, prompt);
+        CHECK_BECAUSE(adopted <= table.reserved, "more pages are adopted than were reserved");
         table.reserved -= adopted;
         reserved_ -= adopted;
         return adopted;
@@ -120,6 +123,9 @@ public:
     // Positions [computed_before, computed) now hold KV: publishes the pages that became full.
     SUBLIMATE_HD void commit(PageTable& table, int32_t computed_before, int32_t computed) {
         if (!table.sharing && !fault(Fault::no_cache_published)) return;
+        CHECK(computed_before <= computed);
+        CHECK(computed <= table.count * limits::PAGE_TOKENS ||
+              fault(Fault::publish_before_computed));
         int32_t first = computed_before / limits::PAGE_TOKENS;
         for (int32_t index = first; index < computed / limits::PAGE_TOKENS; index++)
             publish(table, index);
@@ -127,6 +133,7 @@ public:
 
     // Gives everything back. forget: the pages that only this sequence used are not kept.
     SUBLIMATE_HD void release(PageTable& table, bool forget) {
+        CHECK_BECAUSE(reserved_ >= table.reserved, "more is given back than was reserved");
         reserved_ -= table.reserved;
         table.reserved = 0;
         release_pages(table, forget);
@@ -134,6 +141,7 @@ public:
     }
 
     SUBLIMATE_HD int32_t token_at(const PageTable& table, int32_t position) const {
+        CHECK(position >= 0 && position < table.count * limits::PAGE_TOKENS);
         int32_t page = table.pages[position / limits::PAGE_TOKENS];
         return store_.at(page).tokens[position % limits::PAGE_TOKENS];
     }
@@ -210,6 +218,7 @@ private:
         int32_t parent = index == 0 ? NO_PAGE : table.pages[index - 1];
         const Page& own = store_.at(page);
         if (own.published) return;
+        CHECK(own.refcount == 1);
         uint64_t hash = store_.page_hash(parent_hash(table, index), own.tokens);
         uint64_t provenance = store_.provenance_after(parent, own.generated_rows);
         int32_t twin = store_.find(hash, parent, table.key, own.tokens, provenance);

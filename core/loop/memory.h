@@ -131,6 +131,7 @@ SUBLIMATE_HD inline void check_config(const LoopConfig& c) {
     CHECK(c.context_tokens >= 1 && c.context_tokens <= limits::CONTEXT_TOKENS_MAX);
     CHECK(c.pages >= 1 && c.sample_lanes >= 1);
     CHECK(c.sequences_max >= 1 && c.sequences_max <= limits::SEQUENCES_MAX);
+    CHECK(c.ring_full_deadline_ns > 0 && sane_policy(c.policy));
     CHECK(c.queue_max >= 1 && c.queue_max <= limits::QUEUE_MAX);
 }
 

@@ -43,6 +43,7 @@ SUBLIMATE_HD inline void store_scores(LoopState& loop, const Sequence& s, int32_
     scores[1] = -1;
     for (int32_t t = first_task; t < end_task; t++) {
         int32_t at = loop.tasks[t].position + (fault(Fault::score_off_by_one) ? 0 : 1);
+        CHECK(at >= 1 && at < s.header.prompt_length);
         scores[2 * at] = static_cast<int32_t>(float_bits(loop.samples[t].logprob));
         scores[2 * at + 1] = loop.samples[t].ids[0];
     }
@@ -51,6 +52,7 @@ SUBLIMATE_HD inline void store_scores(LoopState& loop, const Sequence& s, int32_
 SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, const Sample& sample) {
     Sequence& s = loop.sequences[index];
     Edge& edge = loop.edges[s.edge];
+    CHECK(sample.token >= 0 && sample.token < loop.config.vocabulary);
     s.next_token = sample.token;
     s.generated++;
     edge.counters.generated_tokens++;
@@ -91,6 +93,7 @@ SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, i
         finish(loop, index, terminal_row(s, FinishReason::budget), nullptr);
         return;
     }
+    CHECK_BECAUSE(end_task == first_task + 1, "one row of a sequence is sampled");
     accept_token(loop, index, loop.samples[first_task]);
 }
 
@@ -114,6 +117,7 @@ SUBLIMATE_HD inline void stop(LoopState& loop) {
         if (fault(Fault::nan_kills_neighbours)) failed = poisoned;
         advance(loop, index, loop.plan->entries[i].rows, first, task, failed);
     }
+    CHECK_BECAUSE(task == loop.task_count, "a sampled row belongs to nobody");
 }
 
 // ---- publish

@@ -92,6 +92,7 @@ public:
     // be chosen by a client. hash_mask: all ones; fewer bits in tests, to make collisions.
     SUBLIMATE_HD void start(Page* pages, int32_t page_count, int32_t* table, uint64_t salt,
                             uint64_t hash_mask) {
+        CHECK(page_count >= 1 && pages != nullptr && table != nullptr);
         pages_ = pages;
         page_count_ = page_count;
         table_ = table;
@@ -138,6 +139,7 @@ public:
 
     // Makes an owned, complete page findable. Its parent is published (or it has none).
     SUBLIMATE_HD void publish(int32_t page, uint64_t hash, int32_t parent) {
+        CHECK(page != parent);
         Page& p = pages_[page];
         CHECK(p.state == PageState::owned && !p.published);
         CHECK(parent == NO_PAGE || pages_[parent].published);
@@ -154,8 +156,9 @@ public:
     // ---- ownership
     // One more table names the page. Called before anything else may evict.
     SUBLIMATE_HD void reference(int32_t page) {
+        CHECK(page >= 0 && page < page_count_);
         Page& p = pages_[page];
-        CHECK(p.state != PageState::free);
+        CHECK_BECAUSE(p.state != PageState::free, "a free page is referenced");
         if (p.state == PageState::cached) {
             unlink(page);
             p.state = PageState::owned;
@@ -182,6 +185,7 @@ public:
         int32_t page = first_free_;
         CHECK_BECAUSE(page != NO_PAGE, "a reservation was broken: no page left");
         Page& p = pages_[page];
+        CHECK_BECAUSE(p.state == PageState::free && p.refcount == 0, "a page in use was free");
         first_free_ = p.newer;
         free_count_--;
         p.state = PageState::owned;
@@ -238,6 +242,7 @@ private:
 
     SUBLIMATE_HD void link_newest(int32_t page) {
         Page& p = pages_[page];
+        CHECK_BECAUSE(p.refcount == 0 && p.published, "only findable pages without owner are kept");
         p.state = PageState::cached;
         p.older = newest_;
         p.newer = NO_PAGE;
@@ -249,6 +254,7 @@ private:
 
     SUBLIMATE_HD void unlink(int32_t page) {
         Page& p = pages_[page];
+        CHECK(p.state == PageState::cached && cached_count_ > 0);
         (p.older == NO_PAGE ? oldest_ : pages_[p.older].newer) = p.newer;
         (p.newer == NO_PAGE ? newest_ : pages_[p.newer].older) = p.older;
         cached_count_--;
@@ -269,7 +275,10 @@ private:
     SUBLIMATE_HD void unpublish(int32_t page) {
         Page& p = pages_[page];
         CHECK_BECAUSE(p.children == 0 || fault(Fault::evict_parent_first), "a parent goes first");
-        if (p.parent != NO_PAGE) pages_[p.parent].children--;
+        if (p.parent != NO_PAGE) {
+            CHECK(pages_[p.parent].children > 0);
+            pages_[p.parent].children--;
+        }
         p.published = false;
         uint32_t hole = home(p.hash);
         while (table_[hole] != page) {

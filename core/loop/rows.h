@@ -47,6 +47,7 @@ SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
     State next = in_prompt ? State::prefill : State::decode;
     if (s.state == State::waiting_mask) move_to(s, next);
     CHECK(s.state == next);
+    CHECK(loop.candidate_count < loop.config.sequences_max);
     Candidate& c = loop.candidates[loop.candidate_count++];
     c = {index,
          s.header.profile,
@@ -118,6 +119,8 @@ SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, i
     const RequestHeader& h = s.header;
     bool in_prompt = s.computed < h.prompt_length;
     bool generated = !in_prompt || (is_score(h) && (h.flags & FLAG_SCORE_DECODE) != 0);
+    CHECK(rows >= 1 && first_row + rows <= limits::STEP_ROWS_MAX);
+    CHECK_BECAUSE(in_prompt || rows == 1, "one token is generated at a time");
     PromptTokens tokens = prompt(loop, s);
     for (int32_t i = 0; i < rows; i++) {
         int32_t position = s.computed + i;
@@ -129,6 +132,7 @@ SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, i
         bool last = position == h.prompt_length - 1;
         bool wanted = is_score(h) ? !last : (!in_prompt || (last && h.token_budget > 0));
         if (!wanted) continue;
+        CHECK(loop.task_count < limits::LOGIT_ROWS_MAX);
         loop.logit_rows[loop.task_count] = first_row + i;
         loop.tasks[loop.task_count++] = {index, position};
     }
@@ -148,6 +152,7 @@ SUBLIMATE_HD inline Step lay_out_step(LoopState& loop) {
         lay_out(loop, planned_sequence(loop, i), loop.plan->entries[i].rows, rows, i);
         rows += loop.plan->entries[i].rows;
     }
+    CHECK(rows == loop.plan->rows && loop.task_count <= loop.plan->logit_rows);
     Step step = {};
     step.row_count = rows;
     step.segment_count = loop.plan->count;

@@ -153,6 +153,7 @@ SUBLIMATE_HD inline int32_t choose_token(const SamplerOps& ops, const float* log
 // The `wanted` most probable tokens, descending, ties by id, and the log-probability of `token`.
 SUBLIMATE_HD inline void fill_logprobs(const SamplerOps& ops, const float* logits,
                                        int32_t vocabulary, int32_t wanted, Sample& sample) {
+    CHECK(sample.token >= 0 && sample.token < vocabulary && wanted <= limits::LOGPROBS_MAX);
     float maximum = ops.max_value(logits, vocabulary);
     float log_sum = log_polynomial(ops.sum_exp(logits, vocabulary, maximum, 1.0f));
     sample.logprob = logits[sample.token] - maximum - log_sum;
@@ -175,6 +176,7 @@ template <class History>
 SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
                                     const SampleRequest& request, History&& history,
                                     const SampleScratch& scratch, Sample& sample) {
+    CHECK(request.vocabulary >= 1 && request.position >= 1);
     sample.token = -1;
     sample.logprob = 0.0f;
     sample.alternatives = 0;

@@ -69,6 +69,17 @@ constexpr Policy DEFAULT_POLICY = {{
 
 constexpr int32_t AGEING_STEPS = 16;
 
+SUBLIMATE_HD constexpr bool sane_policy(const Policy& policy) {
+    for (const ProfilePolicy& p : policy.profiles) {
+        if (p.decode_rows_max < 1 || p.decode_rows_max > limits::SEQUENCES_MAX) return false;
+        if (p.decode_rows_beside_prefill < 1 || p.prompts_at_once < 1) return false;
+        if (p.step_rows_max < 2 || p.step_rows_max > limits::STEP_ROWS_MAX) return false;
+        if (p.prefill_rows_min < 1 || p.prefill_rows_beside_decode < 1) return false;
+    }
+    return true;
+}
+static_assert(sane_policy(DEFAULT_POLICY));
+
 // A sequence that could run in this step. Whoever waits for a mask or for room in its ring is not
 // listed.
 struct Candidate {
@@ -130,6 +141,7 @@ SUBLIMATE_HD inline Totals count_candidates(const ScheduleView& view) {
     Totals totals = {};
     for (int32_t i = 0; i < view.count; i++) {
         const Candidate& c = view.candidates[i];
+        CHECK(c.profile >= 0 && c.profile < PROFILES && c.rows_left >= 1);
         if (c.decode) {
             totals.decode[c.profile]++;
             totals.decodes++;
@@ -183,6 +195,7 @@ SUBLIMATE_HD inline bool decodes_before(const Candidate& a, const Candidate& b,
 }
 
 SUBLIMATE_HD inline void add_entry(Plan& plan, int32_t candidate, int32_t rows, int32_t logits) {
+    CHECK(plan.count < limits::SEQUENCES_MAX && rows >= 1);
     plan.entries[plan.count++] = {candidate, rows};
     plan.rows += rows;
     plan.logit_rows += logits;
@@ -261,6 +274,7 @@ SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, int32_t profile,
 
 SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy, Plan& plan) {
     using namespace scheduling;
+    CHECK(view.count >= 0 && view.count <= limits::SEQUENCES_MAX);
     plan.count = plan.rows = plan.logit_rows = plan.prefill_rows = plan.prefill_profiles = 0;
     Totals totals = count_candidates(view);
     Budget budget = row_budget(totals, policy);

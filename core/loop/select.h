@@ -119,6 +119,7 @@ SUBLIMATE_HD inline int32_t select_survivors(const SamplerOps& ops, const float*
                                              const SelectLimits& limits,
                                              const SelectScratch& scratch) {
     using namespace selection;
+    CHECK(vocabulary >= 1 && inverse_temperature > 0.0f);
     float maximum = ops.max_value(logits, vocabulary);
     if (maximum == MINUS_INFINITY) return 0;
     float min_floor = MINUS_INFINITY;

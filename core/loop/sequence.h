@@ -36,6 +36,9 @@ SUBLIMATE_HD constexpr bool transition_allowed(State from, State to) {
     return (table.at[static_cast<int32_t>(from)] >> static_cast<int32_t>(to) & 1u) != 0;
 }
 
+static_assert(!transition_allowed(State::queued, State::decode), "prompts come first");
+static_assert(!transition_allowed(State::draining, State::prefill), "an end is an end");
+
 struct Sequence {
     State state;
     int32_t edge;

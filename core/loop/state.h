@@ -40,6 +40,8 @@ struct LoopState : LoopMemory {
 SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
                                      const LoopMemory& memory, int64_t now_ns) {
     static_cast<LoopMemory&>(loop) = memory;
+    memory::check_config(config);
+    CHECK(memory.sequences != nullptr && memory.edges != nullptr);
     loop.config = config;
     loop.kv.start({config.pages, config.salt, config.hash_mask, config.share_generated,
                    config.same_arithmetic},
@@ -76,6 +78,7 @@ SUBLIMATE_HD inline void remove_from(int32_t* list, int32_t& count, int32_t inde
 SUBLIMATE_HD inline void set_free(LoopState& loop, int32_t index) {
     Sequence& s = loop.sequences[index];
     move_to(s, State::free);
+    CHECK(loop.edges[s.edge].live > 0);
     loop.edges[s.edge].live--;
     loop.free_sequences[loop.free_count++] = index;
 }
@@ -84,8 +87,10 @@ SUBLIMATE_HD inline void set_free(LoopState& loop, int32_t index) {
 SUBLIMATE_HD inline void finish(LoopState& loop, int32_t index, const TokenRow& row,
                                 const Sample* sample) {
     Sequence& s = loop.sequences[index];
+    CHECK_BECAUSE(s.state != State::free && s.state != State::draining, "a request ends twice");
     Edge& edge = loop.edges[s.edge];
     if (s.state == State::queued) {
+        CHECK_BECAUSE(s.table_row < 0, "a queue entry owns something");
         remove_from(loop.queue, loop.queue_count, index);
     } else {
         bool forget = row.reason == static_cast<int32_t>(FinishReason::failed);
@@ -122,6 +127,7 @@ SUBLIMATE_HD inline void lose(LoopState& loop, int32_t e) {
         Sequence& s = loop.sequences[i];
         if (s.state == State::free || s.edge != e) continue;
         if (s.state == State::draining) {
+            CHECK(edge.draining > 0);
             edge.draining--;
             set_free(loop, i);
         } else {

@@ -18,6 +18,8 @@ namespace sublimate {
 constexpr int32_t KNOWN_FLAGS =
     FLAG_IGNORE_EOS | FLAG_SCORE | FLAG_SCORE_DECODE | FLAG_NO_CACHE | FLAG_MASKED | FLAG_SEEDED;
 
+static_assert((KNOWN_FLAGS & (KNOWN_FLAGS + 1)) == 0, "the flags are consecutive bits");
+
 // Word by word, each read once, so that a concurrent writer cannot show two values of one field.
 SUBLIMATE_HD inline void copy_header(const int32_t* slot_words, RequestHeader* header) {
     auto* words = reinterpret_cast<unsigned char*>(header);
