@@ -14,7 +14,7 @@ namespace {
 using namespace sublimate;
 
 constexpr int32_t PREFILL_TOKENS = 512;
-constexpr int32_t CONTEXT_TOKENS = 128;  // of a decoding sequence
+constexpr int32_t CONTEXT_TOKENS = 128; // of a decoding sequence
 constexpr int32_t BATCHES[] = {1, 2, 4, 8, 16, 32, 64, 128};
 
 double now_s() {
@@ -45,8 +45,7 @@ Inputs prefill_inputs(const LoadedModel& model) {
         inputs.positions.push_back(i);
     }
     inputs.logit_rows = {PREFILL_TOKENS - 1};
-    inputs.segments = {
-        {0, 0, PREFILL_TOKENS, 0, PREFILL_TOKENS, Arithmetic::prompt, 0, 0, 0}};
+    inputs.segments = {{0, 0, PREFILL_TOKENS, 0, PREFILL_TOKENS, Arithmetic::prompt, 0, 0, 0}};
     for (int32_t i = 0; i < PREFILL_TOKENS / limits::PAGE_TOKENS; i++) inputs.table.push_back(i);
     return inputs;
 }
@@ -57,8 +56,8 @@ Inputs decode_inputs(const LoadedModel& model, int32_t batch) {
         inputs.tokens.push_back((i * 7919 + 13) % model.config.vocabulary);
         inputs.positions.push_back(CONTEXT_TOKENS - 1);
         inputs.logit_rows.push_back(i);
-        inputs.segments.push_back({i, i, 1, CONTEXT_TOKENS - 1, CONTEXT_TOKENS - 1,
-                                   Arithmetic::generated, 0, 0, 0});
+        inputs.segments.push_back(
+            {i, i, 1, CONTEXT_TOKENS - 1, CONTEXT_TOKENS - 1, Arithmetic::generated, 0, 0, 0});
         for (int32_t p = 0; p < CONTEXT_TOKENS / limits::PAGE_TOKENS; p++)
             inputs.table.push_back(i * CONTEXT_TOKENS / limits::PAGE_TOKENS + p);
     }
@@ -81,7 +80,7 @@ void report(LoadedModel& model, const char* name, const Inputs& inputs, double s
                 median * 1e3, times[0] * 1e3, rows / median, rows / times[0]);
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
     if (argc < 2) {
@@ -98,8 +97,8 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "%s\n", status.message.c_str());
         return 1;
     }
-    std::printf("%s, %d threads, loaded in %.3f s\n", model->model->ops().name,
-                model->pool->size(), model->load_seconds);
+    std::printf("%s, %d threads, loaded in %.3f s\n", model->model->ops().name, model->pool->size(),
+                model->load_seconds);
     report(*model, "prefill", prefill_inputs(*model), seconds);
     for (int32_t batch : BATCHES) report(*model, "decode", decode_inputs(*model, batch), seconds);
     return 0;

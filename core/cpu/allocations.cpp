@@ -1,5 +1,5 @@
-// Replaces the global operator new and delete of whatever this is linked into, so that counting needs no change to
-// the code that is watched. Costs one thread-local test per allocation.
+// Replaces the global operator new and delete of whatever this is linked into, so that counting
+// needs no change to the code that is watched. Costs one thread-local test per allocation.
 #include "allocations.h"
 
 #include <atomic>
@@ -30,19 +30,28 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
     return memory;
 }
 
-}  // namespace
+} // namespace
 
 namespace sublimate::cpu {
 
-void watch_allocations(bool watched) { watched_thread = watched; }
+void watch_allocations(bool watched) {
+    watched_thread = watched;
+}
 
-int64_t heap_allocations() { return allocations.load(std::memory_order_relaxed); }
+int64_t heap_allocations() {
+    return allocations.load(std::memory_order_relaxed);
+}
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu
 
-// All forms, so that none is left to a sanitizer's or another library's version and meets a foreign pair.
-void* operator new(std::size_t bytes) { return allocate(bytes, 0); }
-void* operator new[](std::size_t bytes) { return allocate(bytes, 0); }
+// All forms, so that none is left to a sanitizer's or another library's version and meets a foreign
+// pair.
+void* operator new(std::size_t bytes) {
+    return allocate(bytes, 0);
+}
+void* operator new[](std::size_t bytes) {
+    return allocate(bytes, 0);
+}
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return allocate(bytes, static_cast<std::size_t>(alignment));
 }
@@ -55,13 +64,33 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
     return try_allocate(bytes, 0);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}
+void operator delete[](void* memory, const std::nothrow_t&) noexcept {
+    std::free(memory);
+}

@@ -13,4 +13,4 @@ void watch_allocations(bool watched);
 // Allocations by operator new on watched threads since the process started.
 int64_t heap_allocations();
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -1,4 +1,5 @@
-// Reading CPUID, /proc, /sys and the control group. Every source may be missing; then the figure is 0 or "unknown".
+// Reading CPUID, /proc, /sys and the control group. Every source may be missing; then the figure is
+// 0 or "unknown".
 #include "probe.h"
 
 #include <sched.h>
@@ -49,16 +50,16 @@ std::string huge_page_mode() {
 struct Feature {
     const char* name;
     uint32_t leaf, subleaf;
-    int32_t output;  // 0 eax, 1 ebx, 2 ecx, 3 edx
+    int32_t output; // 0 eax, 1 ebx, 2 ecx, 3 edx
     int32_t bit;
 };
 
 // Intel SDM volume 2A, CPUID.
 constexpr Feature FEATURES[] = {
-    {"fma", 1, 0, 2, 12},         {"f16c", 1, 0, 2, 29},        {"avx2", 7, 0, 1, 5},
-    {"avx512f", 7, 0, 1, 16},     {"avx512bw", 7, 0, 1, 30},    {"avx512_vnni", 7, 0, 2, 11},
-    {"avx512_bf16", 7, 1, 0, 5},  {"avx512_fp16", 7, 0, 3, 23}, {"avx_vnni", 7, 1, 0, 4},
-    {"amx_tile", 7, 0, 3, 24},    {"amx_int8", 7, 0, 3, 25},    {"amx_bf16", 7, 0, 3, 22},
+    {"fma", 1, 0, 2, 12},        {"f16c", 1, 0, 2, 29},        {"avx2", 7, 0, 1, 5},
+    {"avx512f", 7, 0, 1, 16},    {"avx512bw", 7, 0, 1, 30},    {"avx512_vnni", 7, 0, 2, 11},
+    {"avx512_bf16", 7, 1, 0, 5}, {"avx512_fp16", 7, 0, 3, 23}, {"avx_vnni", 7, 1, 0, 4},
+    {"amx_tile", 7, 0, 3, 24},   {"amx_int8", 7, 0, 3, 25},    {"amx_bf16", 7, 0, 3, 22},
 };
 
 constexpr uint32_t BRAND_FIRST_LEAF = 0x80000002u;
@@ -99,7 +100,7 @@ void add_processor(CpuReport*) {}
 
 #endif
 
-}  // namespace
+} // namespace
 
 int32_t usable_cores() {
     cpu_set_t set;
@@ -142,4 +143,4 @@ CpuReport probe_cpu() {
     return report;
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -11,7 +11,8 @@
 
 namespace sublimate::cpu {
 
-// Cores that this process may run on: its affinity mask and its control group's CPU quota. At least 1.
+// Cores that this process may run on: its affinity mask and its control group's CPU quota. At
+// least 1.
 int32_t usable_cores();
 
 // Memory that this process may use: physical memory or its control group's limit, if lower.
@@ -24,14 +25,14 @@ struct CpuReport {
     bool amx_permitted = false;        // the kernel grants tile state
     std::vector<Isa> runs;             // instruction sets that run here, slowest first
     Isa best = Isa::ref;
-    int64_t l1_data_bytes = 0;         // per core; 0 unknown
-    int64_t l2_bytes = 0;              // per core
-    int64_t l3_bytes = 0;              // shared
+    int64_t l1_data_bytes = 0; // per core; 0 unknown
+    int64_t l2_bytes = 0;      // per core
+    int64_t l3_bytes = 0;      // shared
     int64_t memory_bytes = 0;
-    std::string transparent_huge_pages;  // always, madvise, never, or unknown
+    std::string transparent_huge_pages; // always, madvise, never, or unknown
     int64_t huge_page_bytes = 0;
 };
 
 CpuReport probe_cpu();
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -28,15 +28,15 @@ uint32_t* address_of(std::atomic<uint32_t>& word) {
     return reinterpret_cast<uint32_t*>(&word);
 }
 
-}  // namespace
+} // namespace
 
 void WaitWord::wait_while(uint32_t old) {
     for (int32_t i = 0; i < limits::SPIN_ROUNDS; i++) {
         if (value_.load(std::memory_order_acquire) != old) return;
         pause_briefly();
     }
-    // Announced before the value is read again, and advance() writes the value before it reads the announcement:
-    // both orders are sequentially consistent, so one of the two sees the other.
+    // Announced before the value is read again, and advance() writes the value before it reads the
+    // announcement: both orders are sequentially consistent, so one of the two sees the other.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (value_.load(std::memory_order_seq_cst) == old) {
         syscall(SYS_futex, address_of(value_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
@@ -82,4 +82,4 @@ void ThreadPool::work(int32_t thread) {
     }
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -1,7 +1,7 @@
-// The compute threads of one engine: the loop's own thread and a few helpers that do what it does. Work is handed
-// out by atomic counters, own range first and then what others have left, since a virtual core may run at half speed
-// for a while. Waiting spins for a bounded time and then sleeps in a futex: an idle engine uses no CPU, and a thread
-// that waits for a preempted one lets it run.
+// The compute threads of one engine: the loop's own thread and a few helpers that do what it does.
+// Work is handed out by atomic counters, own range first and then what others have left, since a
+// virtual core may run at half speed for a while. Waiting spins for a bounded time and then sleeps
+// in a futex: an idle engine uses no CPU, and a thread that waits for a preempted one lets it run.
 //
 // defines: WaitWord, Barrier, ThreadPool
 #pragma once
@@ -20,8 +20,8 @@ namespace sublimate::cpu {
 class alignas(limits::LINE_PAIR_BYTES) WaitWord {
 public:
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
-    void wait_while(uint32_t old);  // returns once the value differs from `old`
-    void advance();                 // adds one and wakes all waiters
+    void wait_while(uint32_t old); // returns once the value differs from `old`
+    void advance();                // adds one and wakes all waiters
 
 private:
     std::atomic<uint32_t> value_{0};
@@ -62,7 +62,8 @@ public:
 
     int32_t size() const { return threads_; }
 
-    // Runs body(thread) once on every thread; returns when all are done. One caller at a time; does not nest.
+    // Runs body(thread) once on every thread; returns when all are done. One caller at a time; does
+    // not nest.
     template <class Body>
     void run(Body&& body) {
         if (threads_ == 1) {
@@ -75,8 +76,8 @@ public:
         finish();
     }
 
-    // Inside run, called by every thread with equal arguments: calls body(i) for i in [0, count), each once, on some
-    // thread. A barrier (or the end of run) must follow before the next call.
+    // Inside run, called by every thread with equal arguments: calls body(i) for i in [0, count),
+    // each once, on some thread. A barrier (or the end of run) must follow before the next call.
     template <class Body>
     void share(int32_t thread, int32_t count, Body&& body) {
         int32_t bank = banks_[thread].bank;
@@ -99,8 +100,10 @@ public:
     // Inside run: waits for all threads. The last to arrive runs `completion`.
     template <class Completion>
     void barrier(Completion&& completion) {
-        if (threads_ == 1) completion();
-        else barrier_.arrive(completion);
+        if (threads_ == 1)
+            completion();
+        else
+            barrier_.arrive(completion);
     }
     void barrier() {
         barrier([] {});
@@ -121,26 +124,28 @@ private:
         std::atomic<int32_t> next{0};
     };
     struct alignas(limits::LINE_PAIR_BYTES) Bank {
-        int32_t bank = 0;  // counters that the thread's next share uses
+        int32_t bank = 0; // counters that the thread's next share uses
     };
     using Entry = void (*)(void* context, int32_t thread);
 
     void start(Entry entry, void* context);
-    void finish() { barrier_.arrive([] {}); }
+    void finish() {
+        barrier_.arrive([] {});
+    }
     void work(int32_t thread);
     std::atomic<int32_t>& counter(int32_t bank, int32_t thread) {
         return counters_[bank * threads_ + thread].next;
     }
 
     const int32_t threads_;
-    std::unique_ptr<Counter[]> counters_;  // (2, threads)
-    std::unique_ptr<Bank[]> banks_;        // (threads)
+    std::unique_ptr<Counter[]> counters_; // (2, threads)
+    std::unique_ptr<Bank[]> banks_;       // (threads)
     Barrier barrier_;
-    WaitWord job_;                         // advances when a job (or the end) is announced
-    Entry entry_ = nullptr;                // written before job_ advances
+    WaitWord job_;          // advances when a job (or the end) is announced
+    Entry entry_ = nullptr; // written before job_ advances
     void* context_ = nullptr;
-    bool stopping_ = false;                // likewise
+    bool stopping_ = false; // likewise
     std::vector<std::thread> helpers_;
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

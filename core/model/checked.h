@@ -1,5 +1,5 @@
-// The one place where numbers from a file are added and multiplied. Each function returns false instead of
-// wrapping, and the result is unusable without looking at that.
+// The one place where numbers from a file are added and multiplied. Each function returns false
+// instead of wrapping, and the result is unusable without looking at that.
 //
 // defines: checked_add, checked_multiply, checked_align
 #pragma once
@@ -24,4 +24,4 @@ namespace sublimate {
     return true;
 }
 
-}  // namespace sublimate
+} // namespace sublimate

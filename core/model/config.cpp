@@ -1,4 +1,5 @@
-// Reading hyper-parameters. Every key that changes what the model computes is either understood or refused.
+// Reading hyper-parameters. Every key that changes what the model computes is either understood or
+// refused.
 #include "config.h"
 
 #include <algorithm>
@@ -73,15 +74,15 @@ Status read_sizes(const Gguf& file, ModelConfig* config) {
 Status read_rope(const Gguf& file, ModelConfig* config) {
     RopeConfig& rope = config->rope;
     rope.dimension = config->head_dim;
-    RETURN_IF_ERROR(read_optional(file, "llama.rope.dimension_count", config->head_dim,
-                                  &rope.dimension));
+    RETURN_IF_ERROR(
+        read_optional(file, "llama.rope.dimension_count", config->head_dim, &rope.dimension));
     if (rope.dimension % 2 != 0) return Status::error("llama.rope.dimension_count is odd");
     RETURN_IF_ERROR(file.number("llama.rope.freq_base", &rope.base));
     if (!(rope.base > 1.0)) return Status::error("llama.rope.freq_base must be above 1");
     std::string_view scaling = "none";
     RETURN_IF_ERROR(file.string("llama.rope.scaling.type", &scaling));
     RETURN_IF_ERROR(file.number("llama.rope.scaling.factor", &rope.factor));
-    double old_linear_factor = 1.0;  // the key that older files have in place of scaling.type
+    double old_linear_factor = 1.0; // the key that older files have in place of scaling.type
     RETURN_IF_ERROR(file.number("llama.rope.scale_linear", &old_linear_factor));
     if (scaling == "linear") {
         rope.scaling = RopeScaling::linear;
@@ -102,8 +103,8 @@ Status read_rope(const Gguf& file, ModelConfig* config) {
         rope.factor = 1.0;
     }
     int32_t original = config->trained_context_length;
-    RETURN_IF_ERROR(read_optional(file, "llama.rope.scaling.original_context_length", INT32_MAX,
-                                  &original));
+    RETURN_IF_ERROR(
+        read_optional(file, "llama.rope.scaling.original_context_length", INT32_MAX, &original));
     rope.original_context = original;
     RETURN_IF_ERROR(file.number("llama.rope.scaling.attn_factor", &rope.attention_factor));
     RETURN_IF_ERROR(file.number("llama.rope.scaling.yarn_beta_fast", &rope.beta_fast));
@@ -114,15 +115,15 @@ Status read_rope(const Gguf& file, ModelConfig* config) {
     return Status::success();
 }
 
-// Applies --context-length and --rope-scaling. A context beyond what the weights were trained for needs a scaling
-// that was asked for: silently wrong text is worse than a message.
+// Applies --context-length and --rope-scaling. A context beyond what the weights were trained for
+// needs a scaling that was asked for: silently wrong text is worse than a message.
 Status apply_overrides(const ConfigOverrides& overrides, ModelConfig* config) {
     RopeConfig& rope = config->rope;
     int32_t trained = config->trained_context_length;
     int32_t wanted = overrides.context_length;
     if (wanted < 0 || wanted > limits::CONTEXT_TOKENS_MAX)
-        return Status::error("a context length of " + std::to_string(wanted) +
-                             " is outside 1 to " + std::to_string(limits::CONTEXT_TOKENS_MAX));
+        return Status::error("a context length of " + std::to_string(wanted) + " is outside 1 to " +
+                             std::to_string(limits::CONTEXT_TOKENS_MAX));
     double factor = overrides.rope_factor;
     if (factor != 0.0 && !(factor >= 1.0 && factor <= ROPE_FACTOR_MAX))
         return Status::error("the rope factor must be between 1 and 1024");
@@ -146,22 +147,22 @@ Status apply_overrides(const ConfigOverrides& overrides, ModelConfig* config) {
         return Status::error("rope scaling '" + scaling + "' is not one of none, linear, yarn");
     }
     double scaled = double(trained) * (scaling.empty() ? 1.0 : rope.factor);
-    int32_t offered = static_cast<int32_t>(
-        std::min<double>(scaled, double(limits::CONTEXT_TOKENS_MAX)));
+    int32_t offered =
+        static_cast<int32_t>(std::min<double>(scaled, double(limits::CONTEXT_TOKENS_MAX)));
     config->context_length = wanted > 0 ? wanted : offered;
     return Status::success();
 }
 
-// A sliding window shorter than the context changes what a row sees. Within the window the model is exact, so the
-// context is limited to it.
+// A sliding window shorter than the context changes what a row sees. Within the window the model is
+// exact, so the context is limited to it.
 Status apply_sliding_window(const Gguf& file, const ConfigOverrides& overrides,
                             ModelConfig* config) {
     int64_t window = 0;
     RETURN_IF_ERROR(file.integer("llama.attention.sliding_window", 0, INT32_MAX, &window));
     if (window == 0 || window >= config->context_length) return Status::success();
     if (overrides.context_length > window)
-        return Status::error("the model attends to a sliding window of " +
-                             std::to_string(window) + " tokens; longer contexts than that are "
+        return Status::error("the model attends to a sliding window of " + std::to_string(window) +
+                             " tokens; longer contexts than that are "
                              "not supported");
     config->context_length = static_cast<int32_t>(window);
     return Status::success();
@@ -177,8 +178,8 @@ Status check_vocabulary(const Gguf& file, ModelConfig* config) {
     const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
     if (tokens != nullptr && tokens->count > embedding->rows())
         return Status::error("the vocabulary has " + std::to_string(tokens->count) +
-                             " tokens but the embedding only " +
-                             std::to_string(embedding->rows()) + " rows");
+                             " tokens but the embedding only " + std::to_string(embedding->rows()) +
+                             " rows");
     config->tied_embeddings = file.tensor("output.weight") == nullptr;
     for (const GgufTensor& tensor : file.tensors()) {
         // Within the file's size, so the sum cannot wrap: an element takes at least half a byte.
@@ -187,14 +188,18 @@ Status check_vocabulary(const Gguf& file, ModelConfig* config) {
     return Status::success();
 }
 
-}  // namespace
+} // namespace
 
 const char* rope_scaling_name(RopeScaling scaling) {
     switch (scaling) {
-        case RopeScaling::none: return "none";
-        case RopeScaling::linear: return "linear";
-        case RopeScaling::yarn: return "yarn";
-        case RopeScaling::llama3: return "llama3";
+    case RopeScaling::none:
+        return "none";
+    case RopeScaling::linear:
+        return "linear";
+    case RopeScaling::yarn:
+        return "yarn";
+    case RopeScaling::llama3:
+        return "llama3";
     }
     return "unknown";
 }
@@ -203,13 +208,13 @@ Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConf
     std::string_view architecture;
     RETURN_IF_ERROR(file.string("general.architecture", &architecture));
     if (architecture != "llama")
-        return Status::error("architecture '" + std::string(architecture) +
-                             "' is not supported; " + SUPPORTED_ARCHITECTURES);
+        return Status::error("architecture '" + std::string(architecture) + "' is not supported; " +
+                             SUPPORTED_ARCHITECTURES);
     ModelConfig fresh;
     fresh.architecture = architecture;
     RETURN_IF_ERROR(read_sizes(file, &fresh));
-    RETURN_IF_ERROR(read_required(file, "llama.context_length", INT32_MAX,
-                                  &fresh.trained_context_length));
+    RETURN_IF_ERROR(
+        read_required(file, "llama.context_length", INT32_MAX, &fresh.trained_context_length));
     RETURN_IF_ERROR(read_rope(file, &fresh));
     RETURN_IF_ERROR(apply_overrides(overrides, &fresh));
     RETURN_IF_ERROR(apply_sliding_window(file, overrides, &fresh));
@@ -220,20 +225,21 @@ Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConf
 
 namespace {
 
-// The channel pair that turns `rotations` times over the original context (the paper's equation 17).
+// The channel pair that turns `rotations` times over the original context (the paper's equation
+// 17).
 double correction_dimension(const RopeConfig& rope, double rotations) {
-    return rope.dimension *
-           std::log(rope.original_context / (rotations * 2.0 * std::numbers::pi)) /
+    return rope.dimension * std::log(rope.original_context / (rotations * 2.0 * std::numbers::pi)) /
            (2.0 * std::log(rope.base));
 }
 
-// Fast pairs keep their frequency, slow ones are interpolated, those between are mixed along a ramp.
+// Fast pairs keep their frequency, slow ones are interpolated, those between are mixed along a
+// ramp.
 void apply_yarn(const RopeConfig& rope, std::vector<double>* frequencies, float* magnitude) {
     double low = std::floor(correction_dimension(rope, rope.beta_fast));
     double high = std::ceil(correction_dimension(rope, rope.beta_slow));
     low = std::max(low, 0.0);
     high = std::min(high, double(rope.dimension - 1));
-    if (low == high) high += 0.001;  // as the paper's own code avoids the division by zero
+    if (low == high) high += 0.001; // as the paper's own code avoids the division by zero
     for (size_t i = 0; i < frequencies->size(); i++) {
         double ramp = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
         double frequency = (*frequencies)[i];
@@ -243,7 +249,7 @@ void apply_yarn(const RopeConfig& rope, std::vector<double>* frequencies, float*
     *magnitude = static_cast<float>(attention * rope.attention_factor);
 }
 
-}  // namespace
+} // namespace
 
 Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* table) {
     size_t pairs = static_cast<size_t>(rope.dimension / 2);
@@ -256,8 +262,8 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
     if (rope.scaling == RopeScaling::yarn) apply_yarn(rope, &frequencies, &table->magnitude);
     if (rope.scaling == RopeScaling::llama3) {
         const GgufTensor* divisors = file.tensor("rope_freqs.weight");
-        if (divisors == nullptr || divisors->type != TensorType::f32 ||
-            divisors->rows() != 1 || divisors->columns() != pairs)
+        if (divisors == nullptr || divisors->type != TensorType::f32 || divisors->rows() != 1 ||
+            divisors->columns() != pairs)
             return Status::error("tensor 'rope_freqs.weight' must hold " + std::to_string(pairs) +
                                  " F32 values");
         for (size_t i = 0; i < pairs; i++) {
@@ -272,4 +278,4 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
     return Status::success();
 }
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,7 +1,10 @@
-// What a model is, read from its GGUF keys and checked against its tensors: one closed table of architectures
-// (`llama`: SmolLM2, Llama 2 and 3.x, Mistral, TinyLlama), its sizes and its rotary position embedding.
+// What a model is, read from its GGUF keys and checked against its tensors: one closed table of
+// architectures
+// (`llama`: SmolLM2, Llama 2 and 3.x, Mistral, TinyLlama), its sizes and its rotary position
+// embedding.
 //
-// defines: RopeScaling, RopeConfig, ModelConfig, ConfigOverrides, read_config, RopeTable, make_rope_table
+// defines: RopeScaling, RopeConfig, ModelConfig, ConfigOverrides, read_config, RopeTable,
+// make_rope_table
 #pragma once
 
 #include <cstdint>
@@ -12,19 +15,19 @@
 
 namespace sublimate {
 
-// linear: positions divided by `factor`. yarn: arXiv 2309.00071. llama3: per-frequency divisors that the file
-// carries as the tensor rope_freqs.weight.
+// linear: positions divided by `factor`. yarn: arXiv 2309.00071. llama3: per-frequency divisors
+// that the file carries as the tensor rope_freqs.weight.
 enum class RopeScaling : int32_t { none = 0, linear = 1, yarn = 2, llama3 = 3 };
 
 const char* rope_scaling_name(RopeScaling scaling);
 
 struct RopeConfig {
     RopeScaling scaling = RopeScaling::none;
-    int32_t dimension = 0;          // leading channels of a head that are rotated; even
+    int32_t dimension = 0; // leading channels of a head that are rotated; even
     double base = 10000.0;
-    double factor = 1.0;            // linear and yarn
-    double original_context = 0.0;  // yarn: tokens the model saw before it was stretched
-    double attention_factor = 1.0;  // yarn: multiplies the 0.1 ln(factor) + 1 of the paper
+    double factor = 1.0;           // linear and yarn
+    double original_context = 0.0; // yarn: tokens the model saw before it was stretched
+    double attention_factor = 1.0; // yarn: multiplies the 0.1 ln(factor) + 1 of the paper
     double beta_fast = 32.0;
     double beta_slow = 1.0;
 };
@@ -39,9 +42,9 @@ struct ModelConfig {
     int32_t head_dim = 0;
     int32_t vocabulary = 0;
     int32_t trained_context_length = 0;
-    int32_t context_length = 0;     // what this server offers
+    int32_t context_length = 0; // what this server offers
     float norm_epsilon = 0.0f;
-    bool tied_embeddings = false;   // the output matrix is the token embedding
+    bool tied_embeddings = false; // the output matrix is the token embedding
     RopeConfig rope;
     int64_t parameters = 0;
 
@@ -51,18 +54,18 @@ struct ModelConfig {
 };
 
 struct ConfigOverrides {
-    int32_t context_length = 0;  // 0: the file's
-    std::string rope_scaling;    // "": the file's; none, linear, yarn
-    double rope_factor = 0.0;    // 0: context_length / trained context
+    int32_t context_length = 0; // 0: the file's
+    std::string rope_scaling;   // "": the file's; none, linear, yarn
+    double rope_factor = 0.0;   // 0: context_length / trained context
 };
 
 Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConfig* config);
 
 struct RopeTable {
-    std::vector<float> inverse_frequencies;  // (dimension / 2)
-    float magnitude = 1.0f;                  // multiplies cosine and sine
+    std::vector<float> inverse_frequencies; // (dimension / 2)
+    float magnitude = 1.0f;                 // multiplies cosine and sine
 };
 
 Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* table);
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -9,65 +9,91 @@ namespace sublimate {
 
 const char* value_type_name(ValueType type) {
     switch (type) {
-        case ValueType::u8: return "uint8";
-        case ValueType::i8: return "int8";
-        case ValueType::u16: return "uint16";
-        case ValueType::i16: return "int16";
-        case ValueType::u32: return "uint32";
-        case ValueType::i32: return "int32";
-        case ValueType::f32: return "float32";
-        case ValueType::boolean: return "bool";
-        case ValueType::string: return "string";
-        case ValueType::array: return "array";
-        case ValueType::u64: return "uint64";
-        case ValueType::i64: return "int64";
-        case ValueType::f64: return "float64";
+    case ValueType::u8:
+        return "uint8";
+    case ValueType::i8:
+        return "int8";
+    case ValueType::u16:
+        return "uint16";
+    case ValueType::i16:
+        return "int16";
+    case ValueType::u32:
+        return "uint32";
+    case ValueType::i32:
+        return "int32";
+    case ValueType::f32:
+        return "float32";
+    case ValueType::boolean:
+        return "bool";
+    case ValueType::string:
+        return "string";
+    case ValueType::array:
+        return "array";
+    case ValueType::u64:
+        return "uint64";
+    case ValueType::i64:
+        return "int64";
+    case ValueType::f64:
+        return "float64";
     }
     return "unknown";
 }
 
 const char* tensor_type_name(TensorType type) {
     switch (type) {
-        case TensorType::f32: return "F32";
-        case TensorType::f16: return "F16";
-        case TensorType::q4_0: return "Q4_0";
-        case TensorType::q4_1: return "Q4_1";
-        case TensorType::q8_0: return "Q8_0";
-        case TensorType::bf16: return "BF16";
+    case TensorType::f32:
+        return "F32";
+    case TensorType::f16:
+        return "F16";
+    case TensorType::q4_0:
+        return "Q4_0";
+    case TensorType::q4_1:
+        return "Q4_1";
+    case TensorType::q8_0:
+        return "Q8_0";
+    case TensorType::bf16:
+        return "BF16";
     }
     return "unknown";
 }
 
 uint64_t gguf_element_bytes(ValueType type) {
     switch (type) {
-        case ValueType::u8:
-        case ValueType::i8:
-        case ValueType::boolean: return 1;
-        case ValueType::u16:
-        case ValueType::i16: return 2;
-        case ValueType::u32:
-        case ValueType::i32:
-        case ValueType::f32: return 4;
-        case ValueType::u64:
-        case ValueType::i64:
-        case ValueType::f64: return 8;
-        case ValueType::string:
-        case ValueType::array: return 0;
+    case ValueType::u8:
+    case ValueType::i8:
+    case ValueType::boolean:
+        return 1;
+    case ValueType::u16:
+    case ValueType::i16:
+        return 2;
+    case ValueType::u32:
+    case ValueType::i32:
+    case ValueType::f32:
+        return 4;
+    case ValueType::u64:
+    case ValueType::i64:
+    case ValueType::f64:
+        return 8;
+    case ValueType::string:
+    case ValueType::array:
+        return 0;
     }
     return 0;
 }
 
 bool gguf_is_integer(ValueType type) {
     switch (type) {
-        case ValueType::u8:
-        case ValueType::i8:
-        case ValueType::u16:
-        case ValueType::i16:
-        case ValueType::u32:
-        case ValueType::i32:
-        case ValueType::u64:
-        case ValueType::i64: return true;
-        default: return false;
+    case ValueType::u8:
+    case ValueType::i8:
+    case ValueType::u16:
+    case ValueType::i16:
+    case ValueType::u32:
+    case ValueType::i32:
+    case ValueType::u64:
+    case ValueType::i64:
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -80,22 +106,31 @@ Number load(const std::byte* element) {
     return number;
 }
 
-}  // namespace
+} // namespace
 
 int64_t gguf_integer(ValueType type, const std::byte* element) {
     switch (type) {
-        case ValueType::u8: return load<uint8_t>(element);
-        case ValueType::i8: return load<int8_t>(element);
-        case ValueType::u16: return load<uint16_t>(element);
-        case ValueType::i16: return load<int16_t>(element);
-        case ValueType::u32: return load<uint32_t>(element);
-        case ValueType::i32: return load<int32_t>(element);
-        case ValueType::i64: return load<int64_t>(element);
-        case ValueType::u64:
-            // No setting is that large; saturating keeps it out of every range.
-            return static_cast<int64_t>(
-                std::min<uint64_t>(load<uint64_t>(element), static_cast<uint64_t>(INT64_MAX)));
-        default: CHECK(false); return 0;
+    case ValueType::u8:
+        return load<uint8_t>(element);
+    case ValueType::i8:
+        return load<int8_t>(element);
+    case ValueType::u16:
+        return load<uint16_t>(element);
+    case ValueType::i16:
+        return load<int16_t>(element);
+    case ValueType::u32:
+        return load<uint32_t>(element);
+    case ValueType::i32:
+        return load<int32_t>(element);
+    case ValueType::i64:
+        return load<int64_t>(element);
+    case ValueType::u64:
+        // No setting is that large; saturating keeps it out of every range.
+        return static_cast<int64_t>(
+            std::min<uint64_t>(load<uint64_t>(element), static_cast<uint64_t>(INT64_MAX)));
+    default:
+        CHECK(false);
+        return 0;
     }
 }
 
@@ -109,7 +144,7 @@ std::vector<std::string_view> gguf_strings(const GgufValue& value) {
     std::vector<std::string_view> strings;
     strings.reserve(value.count);
     const std::byte* cursor = value.payload.data();
-    for (uint64_t i = 0; i < value.count; i++) {  // the parser has walked these lengths already
+    for (uint64_t i = 0; i < value.count; i++) { // the parser has walked these lengths already
         uint64_t length = load<uint64_t>(cursor);
         cursor += sizeof length;
         strings.emplace_back(reinterpret_cast<const char*>(cursor), length);
@@ -142,7 +177,7 @@ Status wrong_type(const GgufValue& value, const char* wanted) {
                          (value.is_array ? "an array of " : "") + value_type_name(value.type));
 }
 
-}  // namespace
+} // namespace
 
 Status Gguf::integer(std::string_view key, int64_t minimum, int64_t maximum,
                      int64_t* result) const {
@@ -217,14 +252,18 @@ bool parse_byte_token(std::string_view token, uint8_t* byte) {
     uint8_t value = 0;
     for (char c : token.substr(PREFIX.size(), 2)) {
         uint8_t digit = 0;
-        if (c >= '0' && c <= '9') digit = static_cast<uint8_t>(c - '0');
-        else if (c >= 'a' && c <= 'f') digit = static_cast<uint8_t>(c - 'a' + 10);
-        else if (c >= 'A' && c <= 'F') digit = static_cast<uint8_t>(c - 'A' + 10);
-        else return false;
+        if (c >= '0' && c <= '9')
+            digit = static_cast<uint8_t>(c - '0');
+        else if (c >= 'a' && c <= 'f')
+            digit = static_cast<uint8_t>(c - 'a' + 10);
+        else if (c >= 'A' && c <= 'F')
+            digit = static_cast<uint8_t>(c - 'A' + 10);
+        else
+            return false;
         value = static_cast<uint8_t>(value * 16 + digit);
     }
     *byte = value;
     return true;
 }
 
-}  // namespace sublimate
+} // namespace sublimate

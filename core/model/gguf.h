@@ -1,6 +1,7 @@
-// A reader of GGUF files, versions 2 and 3 (the format's specification: ggml, docs/gguf.md). Nothing in the file is
-// trusted: sizes are added and multiplied only through checked.h, every count is bounded by the bytes that are left,
-// and a value can be read only as the type it was declared with. Views point into the file's bytes.
+// A reader of GGUF files, versions 2 and 3 (the format's specification: ggml, docs/gguf.md).
+// Nothing in the file is trusted: sizes are added and multiplied only through checked.h, every
+// count is bounded by the bytes that are left, and a value can be read only as the type it was
+// declared with. Views point into the file's bytes.
 //
 // defines: ValueType, TensorType, GgufValue, GgufTensor, Gguf, parse_byte_token
 #pragma once
@@ -21,8 +22,19 @@
 namespace sublimate {
 
 enum class ValueType : uint32_t {
-    u8 = 0, i8 = 1, u16 = 2, i16 = 3, u32 = 4, i32 = 5, f32 = 6, boolean = 7, string = 8, array = 9,
-    u64 = 10, i64 = 11, f64 = 12,
+    u8 = 0,
+    i8 = 1,
+    u16 = 2,
+    i16 = 3,
+    u32 = 4,
+    i32 = 5,
+    f32 = 6,
+    boolean = 7,
+    string = 8,
+    array = 9,
+    u64 = 10,
+    i64 = 11,
+    f64 = 12,
 };
 
 // The tensor types that are supported; any other is refused while parsing.
@@ -33,19 +45,21 @@ const char* tensor_type_name(TensorType type);
 
 struct GgufValue {
     std::string_view key;
-    ValueType type;                       // of the elements, if it is an array; never `array` itself
+    ValueType type; // of the elements, if it is an array; never `array` itself
     bool is_array;
-    uint64_t count;                       // 1 if it is no array
-    std::span<const std::byte> payload;   // little-endian elements; a string is a u64 length and its bytes
-    uint64_t offset;                      // of the payload in the file, for messages
+    uint64_t count; // 1 if it is no array
+    std::span<const std::byte>
+        payload;     // little-endian elements; a string is a u64 length and its bytes
+    uint64_t offset; // of the payload in the file, for messages
 };
 
 struct GgufTensor {
     std::string_view name;
     TensorType type;
     int32_t dimension_count;
-    std::array<uint64_t, limits::GGUF_DIMENSIONS_MAX> dimensions;  // fastest first; unused ones are 1
-    std::span<const std::byte> data;      // whole blocks, row after row
+    std::array<uint64_t, limits::GGUF_DIMENSIONS_MAX>
+        dimensions;                  // fastest first; unused ones are 1
+    std::span<const std::byte> data; // whole blocks, row after row
 
     uint64_t columns() const { return dimensions[0]; }
     uint64_t rows() const { return dimensions[1] * dimensions[2] * dimensions[3]; }
@@ -66,10 +80,11 @@ public:
     const GgufValue* find(std::string_view key) const;
     const GgufTensor* tensor(std::string_view name) const;
 
-    // Typed reading. A missing key leaves *result as it is and is no error: ask `find` where that matters. A value
-    // of another type, or outside [minimum, maximum], is an error that names the key.
+    // Typed reading. A missing key leaves *result as it is and is no error: ask `find` where that
+    // matters. A value of another type, or outside [minimum, maximum], is an error that names the
+    // key.
     Status integer(std::string_view key, int64_t minimum, int64_t maximum, int64_t* result) const;
-    Status number(std::string_view key, double* result) const;  // f32 or f64, finite
+    Status number(std::string_view key, double* result) const; // f32 or f64, finite
     Status boolean(std::string_view key, bool* result) const;
     Status string(std::string_view key, std::string_view* result) const;
     Status strings(std::string_view key, std::vector<std::string_view>* result) const;
@@ -78,11 +93,11 @@ public:
 private:
     friend class GgufParser;
 
-    FileMapping mapping_;  // empty after parse()
+    FileMapping mapping_; // empty after parse()
     std::span<const std::byte> bytes_;
     uint32_t version_ = 0;
-    std::vector<GgufValue> values_;      // in file order
-    std::vector<GgufTensor> tensors_;    // in file order
+    std::vector<GgufValue> values_;   // in file order
+    std::vector<GgufTensor> tensors_; // in file order
     std::vector<uint32_t> values_by_key_;
     std::vector<uint32_t> tensors_by_name_;
 };
@@ -94,7 +109,7 @@ bool parse_byte_token(std::string_view token, uint8_t* byte);
 int64_t gguf_integer(ValueType type, const std::byte* element);
 double gguf_number(ValueType type, const std::byte* element);
 bool gguf_is_integer(ValueType type);
-uint64_t gguf_element_bytes(ValueType type);  // 0 for strings and arrays
+uint64_t gguf_element_bytes(ValueType type); // 0 for strings and arrays
 std::vector<std::string_view> gguf_strings(const GgufValue& value);
 
-}  // namespace sublimate
+} // namespace sublimate

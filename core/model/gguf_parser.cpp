@@ -1,5 +1,5 @@
-// The walk over a GGUF header: version, counts, values, tensor table, then the checks that need all of it. One
-// cursor, no recursion, no allocation larger than the file justifies.
+// The walk over a GGUF header: version, counts, values, tensor table, then the checks that need all
+// of it. One cursor, no recursion, no allocation larger than the file justifies.
 #include <algorithm>
 #include <cstring>
 
@@ -10,13 +10,13 @@ namespace sublimate {
 
 namespace {
 
-constexpr uint64_t STRING_BYTES_MIN = 8;    // a length
-constexpr uint64_t VALUE_BYTES_MIN = 13;    // key length, type, one byte
-constexpr uint64_t TENSOR_BYTES_MIN = 32;   // name length, count, one dimension, type, offset
+constexpr uint64_t STRING_BYTES_MIN = 8;  // a length
+constexpr uint64_t VALUE_BYTES_MIN = 13;  // key length, type, one byte
+constexpr uint64_t TENSOR_BYTES_MIN = 32; // name length, count, one dimension, type, offset
 constexpr uint32_t DEFAULT_ALIGNMENT = 32;
 constexpr uint32_t VERSION_MIN = 2;
 constexpr uint32_t VERSION_MAX = 3;
-constexpr int64_t BYTE_TOKEN_TYPE = 6;      // of tokenizer.ggml.token_type
+constexpr int64_t BYTE_TOKEN_TYPE = 6; // of tokenizer.ggml.token_type
 constexpr int64_t MERGE_BYTES_MAX = 2 * int64_t{limits::TOKEN_BYTES_MAX} + 1;
 
 struct BlockSize {
@@ -26,12 +26,22 @@ struct BlockSize {
 
 bool block_size_of(uint32_t type, BlockSize* size) {
     switch (static_cast<TensorType>(type)) {
-        case TensorType::f32: *size = {1, 4}; return true;
-        case TensorType::f16:
-        case TensorType::bf16: *size = {1, 2}; return true;
-        case TensorType::q4_0: *size = {32, 18}; return true;
-        case TensorType::q4_1: *size = {32, 20}; return true;
-        case TensorType::q8_0: *size = {32, 34}; return true;
+    case TensorType::f32:
+        *size = {1, 4};
+        return true;
+    case TensorType::f16:
+    case TensorType::bf16:
+        *size = {1, 2};
+        return true;
+    case TensorType::q4_0:
+        *size = {32, 18};
+        return true;
+    case TensorType::q4_1:
+        *size = {32, 20};
+        return true;
+    case TensorType::q8_0:
+        *size = {32, 34};
+        return true;
     }
     return false;
 }
@@ -41,7 +51,7 @@ struct KnownKey {
     const char* key;
     ValueType type;
     bool is_array;
-    int64_t string_bytes_max;  // 0: no limit of its own
+    int64_t string_bytes_max; // 0: no limit of its own
 };
 
 constexpr KnownKey KNOWN_KEYS[] = {
@@ -63,7 +73,7 @@ std::string printable(std::string_view name) {
     return "'" + text + "'";
 }
 
-}  // namespace
+} // namespace
 
 class GgufParser {
 public:
@@ -172,8 +182,7 @@ private:
             return fail("key " + printable(value.key) + " has the unsupported type " +
                         std::to_string(static_cast<uint32_t>(value.type)));
         uint64_t payload_bytes = 0;
-        if (!checked_multiply(value.count, element_bytes, &payload_bytes) ||
-            payload_bytes > left())
+        if (!checked_multiply(value.count, element_bytes, &payload_bytes) || payload_bytes > left())
             return fail("key " + printable(value.key) + " claims " + std::to_string(value.count) +
                         " elements, more than the file holds");
         position_ += payload_bytes;
@@ -193,7 +202,8 @@ private:
         return Status::success();
     }
 
-    // Tokens that stand for a byte are written "<0xNN>"; a vocabulary that says otherwise is refused here, once.
+    // Tokens that stand for a byte are written "<0xNN>"; a vocabulary that says otherwise is
+    // refused here, once.
     Status check_vocabulary() const {
         const GgufValue* tokens = file_.find("tokenizer.ggml.tokens");
         const GgufValue* types = file_.find("tokenizer.ggml.token_type");
@@ -296,9 +306,8 @@ private:
             file_.tensors_[i].data = bytes_.subspan(begin, ranges_[i].size);
         }
         std::vector<uint32_t> order = file_.tensors_by_name_;
-        std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-            return ranges_[a].offset < ranges_[b].offset;
-        });
+        std::sort(order.begin(), order.end(),
+                  [&](uint32_t a, uint32_t b) { return ranges_[a].offset < ranges_[b].offset; });
         for (size_t i = 1; i < order.size(); i++) {
             const Range& before = ranges_[order[i - 1]];
             // No wrap: place above showed that the sum lies inside the file.
@@ -310,7 +319,7 @@ private:
     }
 
     struct Range {
-        uint64_t offset;  // within the data section
+        uint64_t offset; // within the data section
         uint64_t size;
     };
 
@@ -339,4 +348,4 @@ Status Gguf::open(const std::string& path, Gguf* file) {
     return Status::success();
 }
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -16,20 +16,23 @@ namespace {
 
 constexpr size_t HUGE_PAGE_BYTES = size_t{2} << 20;
 
-std::string with_reason(const std::string& what) { return what + ": " + std::strerror(errno); }
+std::string with_reason(const std::string& what) {
+    return what + ": " + std::strerror(errno);
+}
 
-}  // namespace
+} // namespace
 
 FileMapping::~FileMapping() {
-    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_bytes_);
 }
 
 FileMapping::FileMapping(FileMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {
+}
 
 FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
     std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+    std::swap(size_bytes_, other.size_bytes_);
     return *this;
 }
 
@@ -52,7 +55,7 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
         } else {
             FileMapping fresh;
             fresh.data_ = static_cast<const std::byte*>(data);
-            fresh.size_ = size;
+            fresh.size_bytes_ = size;
             *mapping = std::move(fresh);
         }
     }
@@ -61,15 +64,16 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
 }
 
 AnonymousMemory::~AnonymousMemory() {
-    if (data_ != nullptr) munmap(data_, size_);
+    if (data_ != nullptr) munmap(data_, size_bytes_);
 }
 
 AnonymousMemory::AnonymousMemory(AnonymousMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {
+}
 
 AnonymousMemory& AnonymousMemory::operator=(AnonymousMemory&& other) noexcept {
     std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+    std::swap(size_bytes_, other.size_bytes_);
     return *this;
 }
 
@@ -80,15 +84,15 @@ Status AnonymousMemory::map(int64_t bytes, const char* purpose, AnonymousMemory*
                            : mmap(nullptr, size, PROT_READ | PROT_WRITE,
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
-        return Status::error(with_reason("cannot get " + std::to_string(bytes) + " bytes for " +
-                                         purpose));
+        return Status::error(
+            with_reason("cannot get " + std::to_string(bytes) + " bytes for " + purpose));
     // Refusal only costs speed, so the answer does not matter.
     static_cast<void>(madvise(data, size, MADV_HUGEPAGE));
     AnonymousMemory fresh;
     fresh.data_ = static_cast<std::byte*>(data);
-    fresh.size_ = size;
+    fresh.size_bytes_ = size;
     *memory = std::move(fresh);
     return Status::success();
 }
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,5 +1,5 @@
-// Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that become real when
-// they are first touched (so the touching thread decides where they lie).
+// Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that
+// become real when they are first touched (so the touching thread decides where they lie).
 //
 // defines: FileMapping, AnonymousMemory
 #pragma once
@@ -22,11 +22,11 @@ public:
 
     // Regular files only. An empty file is an error, since it cannot be mapped.
     static Status open(const std::string& path, FileMapping* mapping);
-    std::span<const std::byte> bytes() const { return {data_, size_}; }
+    std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
 
 private:
     const std::byte* data_ = nullptr;
-    size_t size_ = 0;
+    size_t size_bytes_ = 0;
 };
 
 class AnonymousMemory {
@@ -39,11 +39,11 @@ public:
     // Asks for huge pages; works without them. `purpose` names the memory in the error.
     static Status map(int64_t bytes, const char* purpose, AnonymousMemory* memory);
     std::byte* data() const { return data_; }
-    int64_t size() const { return static_cast<int64_t>(size_); }
+    int64_t size() const { return static_cast<int64_t>(size_bytes_); }
 
 private:
     std::byte* data_ = nullptr;
-    size_t size_ = 0;
+    size_t size_bytes_ = 0;
 };
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -40,7 +40,7 @@ int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, int64_t wan
     return std::min(full, std::max(cpu::memory_bytes() / MEMORY_SHARE_OF_KV, pages * page_bytes));
 }
 
-}  // namespace
+} // namespace
 
 Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model) {
@@ -72,4 +72,4 @@ Status load_model(const std::string& path, const LoadOptions& options,
     return Status::success();
 }
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -8,26 +8,26 @@
 #include <memory>
 #include <string>
 
-#include "../cpu/forward.h"
 #include "config.h"
+#include "forward.h"
 #include "weights.h"
 
 namespace sublimate {
 
 struct LoadOptions {
-    bool exact = false;            // fp32 weights, fp32 KV and fp32 arithmetic
+    bool exact = false; // fp32 weights, fp32 KV and fp32 arithmetic
     ConfigOverrides overrides;
-    int32_t threads = 0;           // 0: the cores this process may use
-    std::string isa;               // "": the best that runs here
-    int64_t kv_bytes = 0;          // 0: 128 sequences of the context, at most a quarter of memory
-    std::function<void(float)> progress;  // fraction in [0, 1], on the calling thread
+    int32_t threads = 0;  // 0: the cores this process may use
+    std::string isa;      // "": the best that runs here
+    int64_t kv_bytes = 0; // 0: 128 sequences of the context, at most a quarter of memory
+    std::function<void(float)> progress; // fraction in [0, 1], on the calling thread
 };
 
 struct LoadedModel {
     ModelConfig config;
     Weights weights;
     std::unique_ptr<cpu::ThreadPool> pool;
-    std::unique_ptr<cpu::CpuModel> model;  // refers to the three above
+    std::unique_ptr<cpu::CpuModel> model; // refers to the three above
     bool exact = false;
     double load_seconds = 0.0;
 };
@@ -35,4 +35,4 @@ struct LoadedModel {
 Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model);
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,5 +1,6 @@
-// Packing. A quantised block of the file is a row's 32 columns; a group of a panel is the same 32 columns of 16
-// rows, so packing is a transposition of 4-byte words. Block layouts: ggml, src/ggml-common.h.
+// Packing. A quantised block of the file is a row's 32 columns; a group of a panel is the same 32
+// columns of 16 rows, so packing is a transposition of 4-byte words. Block layouts: ggml,
+// src/ggml-common.h.
 #include "pack.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@ using cpu::PackedMatrix;
 using cpu::PANEL_ROWS;
 using cpu::WeightKind;
 
-constexpr int32_t CHUNK_BYTES = 64;  // one word of each of the 16 rows
+constexpr int32_t CHUNK_BYTES = 64; // one word of each of the 16 rows
 constexpr int32_t WORD_BYTES = 4;
-constexpr uint32_t SIGN_BITS = 0x80808080u;  // signed bytes to bytes offset by 128
+constexpr uint32_t SIGN_BITS = 0x80808080u; // signed bytes to bytes offset by 128
 
 uint16_t read_half(const std::byte* at) {
     uint16_t value;
@@ -33,7 +34,9 @@ float read_float(const std::byte* at) {
     return value;
 }
 
-bool is_quantised(WeightKind kind) { return kind == WeightKind::u4 || kind == WeightKind::u8; }
+bool is_quantised(WeightKind kind) {
+    return kind == WeightKind::u4 || kind == WeightKind::u8;
+}
 
 // One block of 32 weights as numbers.
 void block_to_floats(TensorType type, const std::byte* block, float* out) {
@@ -55,12 +58,17 @@ void block_to_floats(TensorType type, const std::byte* block, float* out) {
 
 uint64_t block_bytes(TensorType type) {
     switch (type) {
-        case TensorType::q4_0: return 18;
-        case TensorType::q4_1: return 20;
-        case TensorType::q8_0: return 34;
-        case TensorType::f32: return 4;
-        case TensorType::f16:
-        case TensorType::bf16: return 2;
+    case TensorType::q4_0:
+        return 18;
+    case TensorType::q4_1:
+        return 20;
+    case TensorType::q8_0:
+        return 34;
+    case TensorType::f32:
+        return 4;
+    case TensorType::f16:
+    case TensorType::bf16:
+        return 2;
     }
     return 0;
 }
@@ -69,22 +77,20 @@ uint64_t block_bytes(TensorType type) {
 void row_to_floats(const GgufTensor& tensor, const std::byte* row, float* out) {
     int64_t columns = static_cast<int64_t>(tensor.columns());
     switch (tensor.type) {
-        case TensorType::f32:
-            std::memcpy(out, row, static_cast<size_t>(columns) * sizeof(float));
-            return;
-        case TensorType::f16:
-            for (int64_t c = 0; c < columns; c++)
-                out[c] = cpu::half_to_float(read_half(row + c * 2));
-            return;
-        case TensorType::bf16:
-            for (int64_t c = 0; c < columns; c++)
-                out[c] = cpu::bf16_to_float(read_half(row + c * 2));
-            return;
-        default:
-            for (int64_t group = 0; group < columns / GROUP_COLUMNS; group++)
-                block_to_floats(tensor.type,
-                                row + static_cast<uint64_t>(group) * block_bytes(tensor.type),
-                                out + group * GROUP_COLUMNS);
+    case TensorType::f32:
+        std::memcpy(out, row, static_cast<size_t>(columns) * sizeof(float));
+        return;
+    case TensorType::f16:
+        for (int64_t c = 0; c < columns; c++) out[c] = cpu::half_to_float(read_half(row + c * 2));
+        return;
+    case TensorType::bf16:
+        for (int64_t c = 0; c < columns; c++) out[c] = cpu::bf16_to_float(read_half(row + c * 2));
+        return;
+    default:
+        for (int64_t group = 0; group < columns / GROUP_COLUMNS; group++)
+            block_to_floats(tensor.type,
+                            row + static_cast<uint64_t>(group) * block_bytes(tensor.type),
+                            out + group * GROUP_COLUMNS);
     }
 }
 
@@ -144,7 +150,7 @@ void pack_floats(const GgufTensor& tensor, const PackedMatrix& shape, int32_t fi
     }
 }
 
-}  // namespace
+} // namespace
 
 PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
     CHECK(tensor.columns() <= INT32_MAX && tensor.rows() <= INT32_MAX);
@@ -155,21 +161,26 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
     shape.kind = WeightKind::f32;
     if (!exact) {
         switch (tensor.type) {
-            case TensorType::f32: break;
-            case TensorType::f16: shape.kind = WeightKind::f16; break;
-            case TensorType::bf16: shape.kind = WeightKind::bf16; break;
-            case TensorType::q4_0:
-                shape.kind = WeightKind::u4;
-                shape.offset = 8;
-                break;
-            case TensorType::q4_1:
-                shape.kind = WeightKind::u4;
-                shape.affine = true;
-                break;
-            case TensorType::q8_0:
-                shape.kind = WeightKind::u8;
-                shape.offset = 128;
-                break;
+        case TensorType::f32:
+            break;
+        case TensorType::f16:
+            shape.kind = WeightKind::f16;
+            break;
+        case TensorType::bf16:
+            shape.kind = WeightKind::bf16;
+            break;
+        case TensorType::q4_0:
+            shape.kind = WeightKind::u4;
+            shape.offset = 8;
+            break;
+        case TensorType::q4_1:
+            shape.kind = WeightKind::u4;
+            shape.affine = true;
+            break;
+        case TensorType::q8_0:
+            shape.kind = WeightKind::u8;
+            shape.offset = 128;
+            break;
         }
     }
     shape.panel_bytes = cpu::panel_bytes_for(shape.kind, shape.columns, shape.affine);
@@ -183,9 +194,12 @@ void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t pa
         std::byte* panel = data + p * shape.panel_bytes;
         int32_t first = p * PANEL_ROWS;
         // The arena is zero where it was never written, so missing rows need nothing.
-        if (is_quantised(shape.kind)) pack_quantised(tensor, shape, first, panel);
-        else if (shape.kind == WeightKind::f32) pack_floats(tensor, shape, first, &scratch, panel);
-        else pack_halves(tensor, shape, first, panel);
+        if (is_quantised(shape.kind))
+            pack_quantised(tensor, shape, first, panel);
+        else if (shape.kind == WeightKind::f32)
+            pack_floats(tensor, shape, first, &scratch, panel);
+        else
+            pack_halves(tensor, shape, first, panel);
     }
 }
 
@@ -196,10 +210,12 @@ void unpack_row(const PackedMatrix& matrix, int32_t row, float* out) {
     if (!is_quantised(matrix.kind)) {
         for (int32_t c = 0; c < matrix.columns; c++) {
             int64_t at = int64_t{c} * PANEL_ROWS + lane;
-            if (matrix.kind == WeightKind::f32) out[c] = read_float(panel + at * 4);
+            if (matrix.kind == WeightKind::f32)
+                out[c] = read_float(panel + at * 4);
             else if (matrix.kind == WeightKind::f16)
                 out[c] = cpu::half_to_float(read_half(panel + at * 2));
-            else out[c] = cpu::bf16_to_float(read_half(panel + at * 2));
+            else
+                out[c] = cpu::bf16_to_float(read_half(panel + at * 2));
         }
         return;
     }
@@ -234,4 +250,4 @@ std::vector<float> tensor_to_floats(const GgufTensor& tensor) {
     return floats;
 }
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,5 +1,5 @@
-// Turning a file's tensors into the panels of cpu/ops.h, and reading one row back out of panels (for token
-// embeddings). Panels are independent, so any thread can pack any of them.
+// Turning a file's tensors into the panels of cpu/ops.h, and reading one row back out of panels
+// (for token embeddings). Panels are independent, so any thread can pack any of them.
 //
 // defines: packed_shape, pack_panels, unpack_row, tensor_to_floats
 #pragma once
@@ -15,8 +15,8 @@ namespace sublimate {
 // The packed form of a tensor, without data: its kind, or f32 in the exact mode.
 cpu::PackedMatrix packed_shape(const GgufTensor& tensor, bool exact);
 
-// Packs panels [panel_begin, panel_end) of `tensor` to `data` (panel 0 of the whole matrix is at data). Lanes past
-// the last row are zero weights.
+// Packs panels [panel_begin, panel_end) of `tensor` to `data` (panel 0 of the whole matrix is at
+// data). Lanes past the last row are zero weights.
 void pack_panels(const GgufTensor& tensor, const cpu::PackedMatrix& shape, int32_t panel_begin,
                  int32_t panel_end, std::byte* data);
 
@@ -26,4 +26,4 @@ void unpack_row(const cpu::PackedMatrix& matrix, int32_t row, float* out);
 // The whole tensor in fp32, in file order. For vectors (norm weights).
 std::vector<float> tensor_to_floats(const GgufTensor& tensor);
 
-}  // namespace sublimate
+} // namespace sublimate

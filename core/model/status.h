@@ -1,5 +1,5 @@
-// The outcome of something that can fail through the world's fault: a bad file, too little memory, an
-// unsupported model. The message is for a person; an empty one means success.
+// The outcome of something that can fail through the world's fault: a bad file, too little memory,
+// an unsupported model. The message is for a person; an empty one means success.
 //
 // defines: Status
 #pragma once
@@ -17,7 +17,7 @@ struct [[nodiscard]] Status {
     static Status error(std::string message) { return {std::move(message)}; }
 };
 
-}  // namespace sublimate
+} // namespace sublimate
 
 // Returns from the enclosing function with the first failure.
 #define RETURN_IF_ERROR(expression)                                                                \

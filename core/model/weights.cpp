@@ -1,4 +1,5 @@
-// Loading weights: check every tensor's name and shape, lay the arena out, then pack on all threads.
+// Loading weights: check every tensor's name and shape, lay the arena out, then pack on all
+// threads.
 #include "weights.h"
 
 #include <algorithm>
@@ -18,9 +19,9 @@ constexpr int32_t PANELS_PER_ITEM = 8;
 // One tensor on its way into the arena.
 struct PackJob {
     const GgufTensor* tensor;
-    cpu::PackedMatrix shape;   // data set once the arena exists
-    int64_t offset;            // of panel 0
-    bool vector;               // plain floats, not panels
+    cpu::PackedMatrix shape; // data set once the arena exists
+    int64_t offset;          // of panel 0
+    bool vector;             // plain floats, not panels
 };
 
 class WeightLoader {
@@ -68,7 +69,8 @@ public:
                 std::vector<float> floats = tensor_to_floats(*job.tensor);
                 std::memcpy(data, floats.data(), floats.size() * sizeof(float));
             } else {
-                // A thread packs the range it will mostly compute: first touch decides where memory lies.
+                // A thread packs the range it will mostly compute: first touch decides where memory
+                // lies.
                 int32_t blocks = (job.shape.panels + PANELS_PER_ITEM - 1) / PANELS_PER_ITEM;
                 pool.parallel_for(blocks, [&](int32_t block) {
                     int32_t begin = block * PANELS_PER_ITEM;
@@ -107,14 +109,14 @@ private:
     void reserve(int64_t bytes, PackJob* job) {
         job->offset = arena_bytes_;
         // Sizes come from tensors that lie inside the file, at most 8 times expanded: no wrap.
-        arena_bytes_ += (bytes + ARENA_ALIGNMENT_BYTES - 1) / ARENA_ALIGNMENT_BYTES *
-                        ARENA_ALIGNMENT_BYTES;
+        arena_bytes_ +=
+            (bytes + ARENA_ALIGNMENT_BYTES - 1) / ARENA_ALIGNMENT_BYTES * ARENA_ALIGNMENT_BYTES;
     }
 
     Status add(const std::string& name, int32_t rows, int32_t columns, size_t* index) {
         PackJob job = {};
-        RETURN_IF_ERROR(find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
-                             &job.tensor));
+        RETURN_IF_ERROR(
+            find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), &job.tensor));
         job.shape = packed_shape(*job.tensor, exact_);
         reserve(job.shape.panels * job.shape.panel_bytes, &job);
         *index = jobs_.size();
@@ -152,7 +154,8 @@ private:
         return reinterpret_cast<const float*>(weights_.arena.data() + jobs_[job].offset);
     }
 
-    // Jobs that are neighbours in the arena and of one kind become one matrix: their panels follow each other.
+    // Jobs that are neighbours in the arena and of one kind become one matrix: their panels follow
+    // each other.
     FusedProjection fuse(std::initializer_list<size_t> jobs) const {
         FusedProjection fused;
         int32_t outputs = 0;
@@ -198,18 +201,17 @@ private:
     const ModelConfig& config_;
     const bool exact_;
     Weights& weights_;
-    std::vector<PackJob> jobs_;  // in the order of the arena
+    std::vector<PackJob> jobs_; // in the order of the arena
     std::vector<LayerJobs> layer_jobs_;
     size_t embedding_ = 0, final_norm_ = 0, head_ = 0;
     size_t known_ = 0;
     int64_t arena_bytes_ = 0;
 };
 
-}  // namespace
+} // namespace
 
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
-                    cpu::ThreadPool& pool, const std::function<void(float)>& progress,
-                    Weights* weights) {
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact, cpu::ThreadPool& pool,
+                    const std::function<void(float)>& progress, Weights* weights) {
     Weights fresh;
     WeightLoader loader(file, config, exact, &fresh);
     RETURN_IF_ERROR(loader.plan());
@@ -218,4 +220,4 @@ Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
     return Status::success();
 }
 
-}  // namespace sublimate
+} // namespace sublimate

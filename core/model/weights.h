@@ -1,4 +1,5 @@
-// All weights of a model, packed once at load into one piece of memory in the order in which a step reads them.
+// All weights of a model, packed once at load into one piece of memory in the order in which a step
+// reads them.
 //
 // defines: FusedProjection, LayerWeights, Weights, load_weights
 #pragma once
@@ -16,9 +17,10 @@
 
 namespace sublimate {
 
-// Matrices that read the same activations; outputs lie side by side. Neighbours of one kind are one matrix.
+// Matrices that read the same activations; outputs lie side by side. Neighbours of one kind are one
+// matrix.
 struct FusedProjection {
-    static constexpr int32_t PARTS_MAX = 3;  // query, key, value
+    static constexpr int32_t PARTS_MAX = 3; // query, key, value
 
     int32_t part_count = 0;
     cpu::PackedMatrix parts[PARTS_MAX] = {};
@@ -26,27 +28,27 @@ struct FusedProjection {
 };
 
 struct LayerWeights {
-    const float* attention_norm = nullptr;     // (hidden)
-    FusedProjection query_key_value;           // (query, key, value columns; hidden)
-    cpu::PackedMatrix attention_output = {};   // (hidden, query columns)
-    const float* feed_forward_norm = nullptr;  // (hidden)
-    cpu::PackedMatrix gate = {};               // (feed_forward, hidden)
-    cpu::PackedMatrix up = {};                 // (feed_forward, hidden)
-    cpu::PackedMatrix down = {};               // (hidden, feed_forward)
+    const float* attention_norm = nullptr;    // (hidden)
+    FusedProjection query_key_value;          // (query, key, value columns; hidden)
+    cpu::PackedMatrix attention_output = {};  // (hidden, query columns)
+    const float* feed_forward_norm = nullptr; // (hidden)
+    cpu::PackedMatrix gate = {};              // (feed_forward, hidden)
+    cpu::PackedMatrix up = {};                // (feed_forward, hidden)
+    cpu::PackedMatrix down = {};              // (hidden, feed_forward)
 };
 
 struct Weights {
-    cpu::PackedMatrix embedding = {};          // (vocabulary, hidden)
+    cpu::PackedMatrix embedding = {}; // (vocabulary, hidden)
     std::vector<LayerWeights> layers;
-    const float* final_norm = nullptr;         // (hidden)
-    cpu::PackedMatrix head = {};               // (vocabulary, hidden); the embedding itself if tied
+    const float* final_norm = nullptr; // (hidden)
+    cpu::PackedMatrix head = {};       // (vocabulary, hidden); the embedding itself if tied
     AnonymousMemory arena;
-    int64_t bytes = 0;                         // of arena that is in use
+    int64_t bytes = 0; // of arena that is in use
 };
 
-// Packs on all threads of `pool`. `progress` (may be empty) is called on the calling thread with the fraction done.
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
-                    cpu::ThreadPool& pool, const std::function<void(float)>& progress,
-                    Weights* weights);
+// Packs on all threads of `pool`. `progress` (may be empty) is called on the calling thread with
+// the fraction done.
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact, cpu::ThreadPool& pool,
+                    const std::function<void(float)>& progress, Weights* weights);
 
-}  // namespace sublimate
+} // namespace sublimate

@@ -1,5 +1,6 @@
-// Teacher-forced check of the model against reference continuations, without Python: reads a golden file in a plain
-// text form (tests/golden/golden_as_text.py) and compares arg-max and negative log-likelihood at every position.
+// Teacher-forced check of the model against reference continuations, without Python: reads a golden
+// file in a plain text form (tests/golden/golden_as_text.py) and compares arg-max and negative
+// log-likelihood at every position.
 //
 // usage: golden_check MODEL.gguf GOLDEN.txt default|exact prompt|generated
 #include <cmath>
@@ -20,8 +21,8 @@ struct Case {
     std::string name;
     std::vector<int32_t> prompt;
     std::vector<int32_t> greedy;
-    std::vector<float> gaps;   // between the two highest logits, per greedy position
-    double nll;                // mean over the prompt's positions 1 and later
+    std::vector<float> gaps; // between the two highest logits, per greedy position
+    double nll;              // mean over the prompt's positions 1 and later
 };
 
 constexpr double NLL_MEAN_BAR = 0.01;
@@ -78,8 +79,15 @@ Outcome run_case(LoadedModel& loaded, const Case& one, Arithmetic arithmetic, fl
     for (int32_t begin = 0; begin + 1 < total; begin += chunk) {
         int32_t count = std::min(chunk, total - 1 - begin);
         Segment segment = {0, 0, count, begin, prompt, arithmetic, 0, 0, 0};
-        Step step = {count, 1, count, static_cast<int32_t>(table.size()), ids.data() + begin,
-                     positions.data() + begin, &segment, rows.data(), table.data()};
+        Step step = {count,
+                     1,
+                     count,
+                     static_cast<int32_t>(table.size()),
+                     ids.data() + begin,
+                     positions.data() + begin,
+                     &segment,
+                     rows.data(),
+                     table.data()};
         const float* logits = loaded.model->forward(step);
         int32_t vocabulary = loaded.model->vocabulary();
         for (int32_t r = 0; r < count; r++, logits += vocabulary) {
@@ -95,7 +103,7 @@ Outcome run_case(LoadedModel& loaded, const Case& one, Arithmetic arithmetic, fl
     return outcome;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
     if (argc != 5) {
@@ -113,8 +121,8 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "%s\n", status.message.c_str());
         return 1;
     }
-    std::printf("loaded in %.2f s, %s, %s, %s\n", loaded->load_seconds,
-                loaded->model->ops().name, argv[3], argv[4]);
+    std::printf("loaded in %.2f s, %s, %s, %s\n", loaded->load_seconds, loaded->model->ops().name,
+                argv[3], argv[4]);
     std::vector<Case> cases = read_cases(argv[2]);
     double sum = 0.0, reference_sum = 0.0, worst = 0.0;
     int64_t tokens = 0;

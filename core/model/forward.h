@@ -1,13 +1,14 @@
-// The model step on the CPU (concept Model of loop/step.h): rows in, KV pages and logits out. A step is a fixed list
-// of phases that all threads walk together, with a barrier between phases that depend on each other; nothing is
-// allocated, and no result depends on which rows share the step or on the number of threads.
+// The model step on the CPU (concept Model of loop/step.h): rows in, KV pages and logits out. A
+// step is a fixed list of phases that all threads walk together, with a barrier between phases that
+// depend on each other; nothing is allocated, and no result depends on which rows share the step or
+// on the number of threads.
 //
-// A row's arithmetic (see Arithmetic) selects the matmul of the layers. The logits of every row come from the
-// generated arithmetic, so that the largest matrix is read once a step.
+// A row's arithmetic (see Arithmetic) selects the matmul of the layers. The logits of every row
+// come from the generated arithmetic, so that the largest matrix is read once a step.
 //
-// Quantised weights meet int8 activations. What enters the query, key and value projections is carried in two int8
-// rows that add up to the row, since attention amplifies rounding there: on the reference texts one row costs up to
-// 0.048 of a text's mean log-likelihood, two cost 0.021.
+// Quantised weights meet int8 activations. What enters the query, key and value projections is
+// carried in two int8 rows that add up to the row, since attention amplifies rounding there: on the
+// reference texts one row costs up to 0.048 of a text's mean log-likelihood, two cost 0.021.
 //
 // defines: CpuModel
 #pragma once
@@ -16,14 +17,14 @@
 #include <memory>
 #include <vector>
 
+#include "../cpu/ops.h"
+#include "../cpu/threads.h"
 #include "../loop/sampler_ops.h"
 #include "../loop/step.h"
-#include "../model/config.h"
-#include "../model/weights.h"
 #include "buffers.h"
-#include "ops.h"
+#include "config.h"
 #include "plan.h"
-#include "threads.h"
+#include "weights.h"
 
 namespace sublimate::cpu {
 
@@ -117,8 +118,8 @@ private:
     int32_t row_block_count_ = 0;
     std::vector<AttentionBlock> attention_blocks_;
     int32_t attention_block_count_ = 0;
-    int32_t attention_heads_ = 0;  // query heads per attention item
-    std::vector<int32_t> row_pages_;  // (row) the page that its position lies in
+    int32_t attention_heads_ = 0;    // query heads per attention item
+    std::vector<int32_t> row_pages_; // (row) the page that its position lies in
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

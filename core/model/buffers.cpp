@@ -59,8 +59,7 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
     buffers.gated = layout.take_activations(ROWS, config.feed_forward);
     buffers.logit_rows = layout.take_activations(limits::LOGIT_ROWS_MAX, config.hidden);
     for (StepBuffers::PerThread& thread : buffers.threads) {
-        thread.normed =
-            layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
+        thread.normed = layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
         thread.normed_pairs =
             layout.take_quantised(2 * PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
         thread.row = layout.take<float>(config.hidden);
@@ -70,12 +69,13 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
     buffers.logits = layout.take<float>(int64_t{limits::LOGIT_ROWS_MAX} * config.vocabulary);
 }
 
-}  // namespace
+} // namespace
 
 Activations ActivationBuffer::from_row(int32_t row) const {
     int64_t channel = int64_t{row} * columns;
     int64_t group = int64_t{row} * (columns / GROUP_COLUMNS);
-    return {f32 == nullptr ? nullptr : f32 + channel, values + channel, scales + group, sums + group, columns};
+    return {f32 == nullptr ? nullptr : f32 + channel, values + channel, scales + group,
+            sums + group, columns};
 }
 
 void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int32_t count,
@@ -120,8 +120,7 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
     fresh.layout.type = type;
     fresh.layout.kv_heads = config.kv_heads;
     fresh.layout.head_dim = config.head_dim;
-    fresh.layout.head_bytes =
-        page_bytes(config, type) / config.layers / config.kv_heads;
+    fresh.layout.head_bytes = page_bytes(config, type) / config.layers / config.kv_heads;
     int64_t pages = bytes / page_bytes(config, type);
     if (pages < 1)
         return Status::error("the KV memory of " + std::to_string(bytes) +
@@ -136,4 +135,4 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
     return Status::success();
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "../check.h"
-#include "../model/pack.h"
+#include "pack.h"
 
 namespace sublimate::cpu {
 
@@ -24,9 +24,11 @@ bool any_quantised(const FusedProjection& projection) {
     return false;
 }
 
-int32_t divide_up(int32_t count, int32_t size) { return (count + size - 1) / size; }
+int32_t divide_up(int32_t count, int32_t size) {
+    return (count + size - 1) / size;
+}
 
-}  // namespace
+} // namespace
 
 CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
                    const Ops& ops, ThreadPool& pool)
@@ -92,7 +94,8 @@ void CpuModel::prepare_attention(const Step& step) {
     attention_block_count_ = 0;
     for (int32_t s = 0; s < step.segment_count; s++) {
         const Segment& segment = step.segments[s];
-        const int32_t* table = step.page_tables + int64_t{segment.sequence} * step.page_table_stride;
+        const int32_t* table =
+            step.page_tables + int64_t{segment.sequence} * step.page_table_stride;
         for (int32_t i = 0; i < segment.row_count; i++) {
             int32_t row = segment.first_row + i;
             int32_t position = segment.first_position + i;
@@ -107,8 +110,8 @@ void CpuModel::prepare_attention(const Step& step) {
                 s, segment.first_row + i, std::min(ATTENTION_BLOCK_ROWS, segment.row_count - i)};
     }
     // Few items: one query head each, so that the threads end together. A head's bits are its own.
-    bool few = attention_block_count_ * config_.kv_heads <
-               pool_.size() * ATTENTION_ITEMS_PER_THREAD;
+    bool few =
+        attention_block_count_ * config_.kv_heads < pool_.size() * ATTENTION_ITEMS_PER_THREAD;
     attention_heads_ = few ? 1 : config_.group_heads();
 }
 
@@ -121,7 +124,8 @@ const float* CpuModel::forward(const Step& step) {
     return buffers_.logits;
 }
 
-// ---- on every thread --------------------------------------------------------------------------------
+// ---- on every thread
+// --------------------------------------------------------------------------------
 
 template <class Body>
 void CpuModel::share_rows(int32_t thread, int32_t rows, Body&& body) {
@@ -151,7 +155,8 @@ void CpuModel::embed(int32_t row) const {
     float position = static_cast<float>(step_->positions[row]);
     float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
     for (size_t i = 0; i < rope_.inverse_frequencies.size(); i++) {
-        // The angle in fp32, as the models were trained; its sine and cosine as well as they can be had.
+        // The angle in fp32, as the models were trained; its sine and cosine as well as they can be
+        // had.
         double angle = position * rope_.inverse_frequencies[i];
         cos_sin[2 * i] = static_cast<float>(std::cos(angle)) * rope_.magnitude;
         cos_sin[2 * i + 1] = static_cast<float>(std::sin(angle)) * rope_.magnitude;
@@ -210,8 +215,8 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
     int32_t begin = chunk * plan_->query_key_value;
     int32_t end = std::min(begin + plan_->query_key_value, matrix.panels);
     int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
-    float* out = buffers_.query_key_value + block.begin * stride +
-                 projection.first_output[part] + begin * PANEL_ROWS;
+    float* out = buffers_.query_key_value + block.begin * stride + projection.first_output[part] +
+                 begin * PANEL_ROWS;
     if (!quantised(matrix)) {
         multiply(matrix, *x.rows, block, begin, end, out, stride);
         return;
@@ -242,8 +247,7 @@ void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
 
 void CpuModel::attend(int32_t item, int32_t layer_index) const {
     int32_t items_per_block = config_.heads / attention_heads_;
-    const AttentionBlock& block =
-        attention_blocks_[static_cast<size_t>(item / items_per_block)];
+    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
     const Segment& segment = step_->segments[block.segment];
     int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
     AttentionCall call = {};
@@ -257,8 +261,7 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     call.group_heads = attention_heads_;
     call.kv_head = call.query_head / config_.group_heads();
     call.pages = kv_.layer(layer_index);
-    call.page_table =
-        step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
+    call.page_table = step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
     call.scale = attention_scale_;
     ops_.attention(call, kv_.layout);
 }
@@ -284,7 +287,8 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
         pool_.barrier();
     }
 
-    // An item's channels are quantised by the item if they are whole groups, else in a phase of their own.
+    // An item's channels are quantised by the item if they are whole groups, else in a phase of
+    // their own.
     bool wanted = quantised(layer.attention_output);
     int32_t columns = attention_heads_ * config_.head_dim;
     bool within = wanted && columns % GROUP_COLUMNS == 0;
@@ -352,15 +356,13 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Acti
 
 void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
     bool wanted = quantised(layer.gate) || quantised(layer.up);
-    NormedRows x = norm_rows(thread, layer.feed_forward_norm,
-                             wanted ? Form::quantised : Form::f32);
+    NormedRows x = norm_rows(thread, layer.feed_forward_norm, wanted ? Form::quantised : Form::f32);
     pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
                 [&](int32_t item) { gate_and_up(thread, layer, *x.rows, item); });
     pool_.barrier();
-    pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
-                [&](int32_t item) {
-                    add_product(thread, layer.down, buffers_.gated, plan_->down, item);
-                });
+    pool_.share(
+        thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
+        [&](int32_t item) { add_product(thread, layer.down, buffers_.gated, plan_->down, item); });
     pool_.barrier();
 }
 
@@ -391,4 +393,4 @@ void CpuModel::run_head(int32_t thread) {
     });
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

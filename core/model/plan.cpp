@@ -1,5 +1,5 @@
-// Sizes of work items: enough items that threads of unequal speed end together, and each large enough that
-// claiming it costs nothing.
+// Sizes of work items: enough items that threads of unequal speed end together, and each large
+// enough that claiming it costs nothing.
 #include "plan.h"
 
 #include <algorithm>
@@ -11,17 +11,19 @@ namespace sublimate::cpu {
 namespace {
 
 constexpr int32_t ITEMS_PER_THREAD = 8;
-constexpr int64_t ITEM_BYTES_MAX = 64 << 10;  // weights of one item: they stay in L2 for all its rows
+constexpr int64_t ITEM_BYTES_MAX = 64
+                                   << 10; // weights of one item: they stay in L2 for all its rows
 
 int32_t panels_per_item(const PackedMatrix& matrix, int32_t panels, int32_t rows, int32_t blocks,
                         int32_t threads) {
-    int32_t balanced = static_cast<int32_t>(int64_t{panels} * blocks / (threads * ITEMS_PER_THREAD));
+    int32_t balanced =
+        static_cast<int32_t>(int64_t{panels} * blocks / (threads * ITEMS_PER_THREAD));
     int32_t cached = static_cast<int32_t>(ITEM_BYTES_MAX / matrix.panel_bytes);
     int32_t fitting = PlanTable::ITEM_FLOATS_MAX / (rows * PANEL_ROWS);
     return std::max(1, std::min({balanced, cached, fitting}));
 }
 
-}  // namespace
+} // namespace
 
 PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t threads) {
     const LayerWeights& layer = weights.layers.front();
@@ -56,4 +58,4 @@ const StepPlan& PlanTable::for_rows(int32_t rows) const {
     return plans_[BUCKETS - 1];
 }
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu

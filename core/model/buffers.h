@@ -6,40 +6,41 @@
 #include <cstdint>
 #include <vector>
 
-#include "../model/config.h"
-#include "../model/memory.h"
-#include "ops.h"
+#include "../cpu/ops.h"
+#include "config.h"
+#include "memory.h"
 
 namespace sublimate::cpu {
 
 // Writable twin of Activations.
 struct ActivationBuffer {
-    float* f32 = nullptr;       // (rows, columns)
-    int8_t* values = nullptr;   // (rows, columns)
-    float* scales = nullptr;    // (rows, columns / 32)
-    int32_t* sums = nullptr;    // (rows, columns / 32)
+    float* f32 = nullptr;     // (rows, columns)
+    int8_t* values = nullptr; // (rows, columns)
+    float* scales = nullptr;  // (rows, columns / 32)
+    int32_t* sums = nullptr;  // (rows, columns / 32)
     int32_t columns = 0;
 
     // The rows from `row` on.
     Activations from_row(int32_t row) const;
-    // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just those. `first` and
-    // `count` are whole groups.
+    // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just
+    // those. `first` and `count` are whole groups.
     void quantise(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
-    // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` (all channels) with about 15 bits: the
-    // second is what rounding took from the first. A matmul over both rows, added, reads the weights once.
+    // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` (all channels) with
+    // about 15 bits: the second is what rounding took from the first. A matmul over both rows,
+    // added, reads the weights once.
     void quantise_pair(const Ops& ops, int32_t row, const float* x, float* scratch) const;
 };
 
 struct StepBuffers {
-    float* residual = nullptr;         // (STEP_ROWS_MAX, hidden)
-    float* query_key_value = nullptr;  // (STEP_ROWS_MAX, query + 2 * kv columns)
-    float* cos_sin = nullptr;          // (STEP_ROWS_MAX, rope dimension)
-    float* logits = nullptr;           // (LOGIT_ROWS_MAX, vocabulary)
-    ActivationBuffer normed;           // (STEP_ROWS_MAX, hidden)
-    ActivationBuffer normed_pairs;     // (2 * STEP_ROWS_MAX, hidden) without f32: see quantise_pair
-    ActivationBuffer attended;         // (STEP_ROWS_MAX, query columns)
-    ActivationBuffer gated;            // (STEP_ROWS_MAX, feed_forward)
-    ActivationBuffer logit_rows;       // (LOGIT_ROWS_MAX, hidden)
+    float* residual = nullptr;        // (STEP_ROWS_MAX, hidden)
+    float* query_key_value = nullptr; // (STEP_ROWS_MAX, query + 2 * kv columns)
+    float* cos_sin = nullptr;         // (STEP_ROWS_MAX, rope dimension)
+    float* logits = nullptr;          // (LOGIT_ROWS_MAX, vocabulary)
+    ActivationBuffer normed;          // (STEP_ROWS_MAX, hidden)
+    ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) without f32: see quantise_pair
+    ActivationBuffer attended;        // (STEP_ROWS_MAX, query columns)
+    ActivationBuffer gated;           // (STEP_ROWS_MAX, feed_forward)
+    ActivationBuffer logit_rows;      // (LOGIT_ROWS_MAX, hidden)
     struct PerThread {
         ActivationBuffer normed;       // (REPEATED_NORM_ROWS_MAX, hidden)
         ActivationBuffer normed_pairs; // (2 * REPEATED_NORM_ROWS_MAX, hidden) without f32
@@ -62,9 +63,9 @@ struct KvArena {
     int64_t layer_bytes = 0;
     AnonymousMemory memory;
 
-    static int64_t page_bytes(const ModelConfig& config, KvType type);  // of all layers
+    static int64_t page_bytes(const ModelConfig& config, KvType type); // of all layers
     static Status allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena);
     std::byte* layer(int32_t index) const { return memory.data() + index * layer_bytes; }
 };
 
-}  // namespace sublimate::cpu
+} // namespace sublimate::cpu
