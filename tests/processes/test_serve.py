@@ -252,6 +252,11 @@ def test_with_stay_every_request_is_told_why(tmp_path: Path, model: ModelFile) -
     with serving("--script", str(script), "--stay") as server:
         event = server.event("unavailable")
         assert event["reason"] == "load_failed"
+        stream = Stream()
+        asyncio.run(stream.run(event["url"], 5))
+        assert stream.status == 503
+        answer = msgspec.json.decode(stream.body.partition(b"\r\n\r\n")[2])
+        assert answer["reason"] == "load_failed"
         assert server.process.poll() is None
 
 

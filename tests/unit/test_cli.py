@@ -254,7 +254,7 @@ def test_plain_output_has_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
     reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
     reporter.lost("engine", "signal SIGKILL", 0.1)
     reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
-    reporter.unavailable("load_failed", "no")
+    reporter.unavailable("http://127.0.0.1:81", "load_failed", "no")
     reporter.stopped()
     text = capsys.readouterr().out
     assert "\x1b" not in text and "Ready again" in text and "signal SIGKILL" in text

@@ -58,8 +58,8 @@ class JsonReporter:
     def lost(self, who: str, why: str, restart_seconds: float) -> None:
         self._say("lost", who=who, why=why, restart_seconds=restart_seconds)
 
-    def unavailable(self, reason: str, message: str) -> None:
-        self._say("unavailable", reason=reason, message=message)
+    def unavailable(self, url: str, reason: str, message: str) -> None:
+        self._say("unavailable", url=url, reason=reason, message=message)
 
     def draining(self, seconds: float) -> None:
         self._say("draining", seconds=seconds)
@@ -120,9 +120,9 @@ class ScreenReporter:
     def lost(self, who: str, why: str, restart_seconds: float) -> None:
         self._console.print(f"The {who} ended ({why}); it starts again in {restart_seconds:.1f} s.")
 
-    def unavailable(self, reason: str, message: str) -> None:
+    def unavailable(self, url: str, reason: str, message: str) -> None:
         self._end_bar()
-        self._console.print(f"Every request gets 503 {reason}: {message}")
+        self._console.print(f"Every request to {url} gets 503 {reason}: {message}", soft_wrap=True)
 
     def draining(self, seconds: float) -> None:
         self._end_bar()

@@ -18,11 +18,13 @@ def check_hardware(isa: str) -> None:
     """Raises HardwareError if nothing, or not the instruction set `isa`, can run here."""
     found = _core.probe()
     runs: list[str] = list(found.get("isas", []))
-    cpu = found.get("cpu") or "this CPU"
+    machine = f"This machine ({found['cpu']})" if found.get("cpu") else "This machine"
     if not runs:
-        raise HardwareError(f"No instruction set of this program runs on {cpu}.")
+        raise HardwareError(
+            f"No instruction set of this program runs here. {machine} lacks them all."
+        )
     if isa and isa not in runs:
-        raise HardwareError(f"This machine ({cpu}) cannot run {isa}. It runs {', '.join(runs)}.")
+        raise HardwareError(f"{machine} cannot run {isa}. It runs {', '.join(runs)}.")
 
 
 def load_engine(

@@ -187,7 +187,8 @@ class Supervisor:
     def _engine_failed(self, failed: channel.Failed) -> None:
         if self._settings.server.stay:
             self._unavailable = failed
-            self._reporter.unavailable(failed.reason, failed.message)
+            url = address_url(self._listen)
+            self._reporter.unavailable(url, failed.reason, failed.message)
             self._tell_unavailable()
         elif not self._was_ready:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
