@@ -23,6 +23,8 @@ JSON_DEPTH_MAX = 64
 """Nesting; checked before decoding, so that the limit is ours and not the decoder's stack."""
 JSON_KEYS_MAX = 10_000
 """Keys of one object."""
+JSON_STRINGS_MAX = 500_000
+"""Strings of one body, names included."""
 JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 

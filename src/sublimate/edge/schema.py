@@ -150,7 +150,9 @@ _JSON_NAMES = {
 def _refused_field(error: msgspec.ValidationError) -> ApiError:
     text = str(error)
     place = _PLACE.search(text)
-    path = re.sub(r"\[(\d*)\]", r".\1", place.group(1)).strip(".") if place else ""
+    # A key of a free mapping is shown as [...]: it stands for nothing here.
+    path = place.group(1).replace("[...]", "") if place else ""
+    path = re.sub(r"\[(\d+)\]", r".\1", path).strip(".")
     if missing := _MISSING.match(text):
         return field_error(f"{path}.{missing.group(1)}".strip("."), "field required")
     if expected := _EXPECTED.match(text):

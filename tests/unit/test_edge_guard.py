@@ -1,0 +1,111 @@
+"""What is checked of a body before it is decoded, against a decoder as the slow twin."""
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sublimate.edge import limits
+from sublimate.edge.errors import ApiError
+from sublimate.edge.guard import check_json
+
+Scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+Values = st.recursive(
+    Scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=40,
+)
+
+
+def depth_of(value: Any) -> int:
+    """Slow twin: nesting of a decoded value, by levels."""
+    level, depth = [value], -1
+    while level:
+        depth += 1
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                inner += part.values() or [None]
+            elif isinstance(part, list):
+                inner += part or [None]
+        level = inner
+    return depth
+
+
+def refusal(body: bytes) -> str:
+    try:
+        check_json(body)
+    except ApiError as error:
+        return error.code
+    return ""
+
+
+@given(Values, st.integers(min_value=0, max_value=80))
+def test_depth_agrees_with_the_decoder(value: Any, extra: int) -> None:
+    for _ in range(extra):
+        value = [value]
+    body = msgspec.json.encode(value)
+    expected = "json_too_deep" if depth_of(value) > limits.JSON_DEPTH_MAX else ""
+    assert refusal(body) == expected
+
+
+@given(st.text(alphabet='[]{}":,\\ax\n', max_size=200))
+def test_brackets_inside_strings_do_not_count(text: str) -> None:
+    body = msgspec.json.encode({"a": text * 50, text: [text]})
+    assert refusal(body) == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"[" * 64 + b"]" * 64, ""),
+        (b"[" * 65 + b"]" * 65, "json_too_deep"),
+        (b'"' + b"[" * 1000 + b'"', ""),
+        (b'"\\"' + b"[" * 1000, ""),
+        (b'"\\\\"' + b"[" * 1000, "json_too_deep"),
+        (b'["' + b"[" * 1000, ""),
+        (b"]" * 1000, ""),
+        (b"\xff", "invalid_utf8"),
+        (b"\xed\xa0\x80", "invalid_utf8"),
+        (b"\xc0\x80", "invalid_utf8"),
+        (b'"\xe4\xb8"', "invalid_utf8"),
+        (b"", ""),
+        (b"{" + b'"k":1,' * 10_000 + b"}", ""),
+        (b"{" + b'"k":1,' * 10_001 + b"}", "json_too_many"),
+        (b"[" + b'{"k":1,"l":2},' * 9_000 + b"1]", ""),
+        (b"[]" * 200_001, "json_too_many"),
+        (b":" * 200_001, "json_too_many"),
+        (b'[' + b'"",' * 500_001 + b"1]", "json_too_many"),
+        (b'["' + b'\\"' * 2_000_000 + b'"]', ""),
+    ],
+)
+def test_limits(body: bytes, code: str) -> None:
+    assert refusal(body) == code
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: b'"' + b'\\"' * n,
+        lambda n: b'"' * n,
+        lambda n: b'{"a":"' + b"x" * n + b'"}',
+        lambda n: b"[" * n,
+        lambda n: b"\\" * n,
+        lambda n: b'"\\' * n,
+        lambda n: b'{"a":' * n,
+    ],
+)
+def test_time_is_linear(make: Any) -> None:
+    def seconds(count: int) -> float:
+        body = make(count)
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            refusal(body)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    assert seconds(2_000_000) < 3 * seconds(1_000_000) + 0.01
+    assert seconds(4_000_000) < 2

@@ -1,0 +1,130 @@
+"""Smaller parts of the edge: limits, histograms, identifiers, requests, log lines."""
+
+import io
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sublimate.config import EdgeSettings, LogSettings
+from sublimate.edge import log
+from sublimate.edge.app import _policy_digest
+from sublimate.edge.exchange import Request, new_identifier
+from sublimate.edge.limits import HttpLimits, limits_from_environment
+from sublimate.edge.messages import choose_profile
+from sublimate.edge.metrics import Histogram
+from sublimate.edge.stream import usage
+from sublimate.errors import ConfigError
+
+
+def test_limits_come_from_the_environment() -> None:
+    assert limits_from_environment({}) == HttpLimits()
+    changed = limits_from_environment(
+        {"SUBLIMATE_HTTP_BODY_BYTES_MAX": "10", "SUBLIMATE_HTTP_HEADER_SECONDS": "1.5", "OTHER": "x"}
+    )
+    assert changed.body_bytes_max == 10 and changed.header_seconds == 1.5
+    assert changed.header_bytes_max == HttpLimits().header_bytes_max
+    for text in ("ten", "-1", "nan", "inf", "1.5"):
+        with pytest.raises(ConfigError, match="SUBLIMATE_HTTP_BODY_BYTES_MAX"):
+            limits_from_environment({"SUBLIMATE_HTTP_BODY_BYTES_MAX": text})
+
+
+def test_limits_are_those_of_the_rules() -> None:
+    limits = HttpLimits()
+    assert limits.header_bytes_max == 16 * 1024 and limits.header_fields_max == 100
+    assert (limits.header_seconds, limits.body_seconds) == (10, 60)
+    assert limits.body_bytes_max == 32 << 20 and limits.unsent_bytes_max == 256 * 1024
+    assert limits.messages_max == 10_000 and limits.tools_max == 128
+    assert HttpLimits(connections_max=5).connection_cap() == 5
+
+
+@given(st.lists(st.floats(min_value=0, max_value=100), max_size=60))
+def test_histograms_count_like_a_sorted_list(values: list[float]) -> None:
+    edges = (0.1, 1.0, 10.0)
+    histogram = Histogram(edges)
+    for value in values:
+        histogram.observe(value)
+    assert histogram.count == len(values)
+    samples = histogram.family("x", "text", {"a": "b"}).samples
+    for edge in edges:
+        found = [s.value for s in samples if s.labels.get("le") == str(edge)]
+        assert found == [sum(value <= edge for value in values)]
+    total = [s.value for s in samples if s.name.endswith("_sum")][0]
+    assert total == pytest.approx(sum(values))
+
+
+def test_identifiers() -> None:
+    made = {new_identifier("req") for _ in range(1000)}
+    assert len(made) == 1000 and all(len(name) == 28 for name in made)
+
+
+@given(st.binary(max_size=60).filter(lambda raw: not set(raw) & set(b" \r\n\x00")))
+def test_any_target_has_a_path_and_a_query(raw: bytes) -> None:
+    request = Request("GET", b"/" + raw, {}, True)
+    assert request.path.startswith("/") and "?" not in request.path
+    assert len(request.segments()) == request.path.count("/")
+    assert (request.path + "?" + request.query).rstrip("?") == ("/" + raw.decode("latin-1")).rstrip("?")
+
+
+def test_absolute_targets() -> None:
+    assert Request("GET", b"http://h:1/a?b", {}, True).path == "/a"
+    assert Request("GET", b"http://h", {}, True).path == "/"
+    assert Request("OPTIONS", b"*", {}, True).path == "*"
+
+
+def test_usage_adds_up() -> None:
+    made = usage(100, 32, 7)
+    assert made["input_tokens"] + made["cache_read_input_tokens"] == 100
+    assert made["output_tokens"] == 7 and made["cache_creation_input_tokens"] == 0
+
+
+def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(named: str | None, **settings: Any) -> str:
+        body = {"model": "m", "messages": [], "execution_profile": named}
+        from sublimate.edge.schema import decode_request
+
+        return choose_profile(decode_request(msgspec.json.encode(body)), EdgeSettings(**settings))
+
+    assert choose(None) == "high-throughput"
+    assert choose(None, profile="low-latency") == "low-latency"
+    assert choose("long-context", profile="low-latency") == "long-context"
+    assert choose(None, execution_profile="long-context", profile_contract="strict") == "long-context"
+
+
+def test_the_policy_digest() -> None:
+    same = {_policy_digest(EdgeSettings()) for _ in range(3)}
+    assert len(same) == 1
+    assert _policy_digest(EdgeSettings(profile_contract="strict")) not in same
+    assert _policy_digest(EdgeSettings(api_keys=("k",))) in same, "keys are no policy"
+
+
+def test_log_lines() -> None:
+    for name, check in (("json", is_json), ("text", is_text)):
+        log.configure(LogSettings(log_format=name))  # type: ignore[arg-type]
+        logger = logging.getLogger("sublimate")
+        stream = io.StringIO()
+        handler = logger.handlers[0]
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(stream)
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            logging.getLogger("sublimate.edge").exception("failed")
+        logging.getLogger("sublimate.request").info("%s %s", "GET", "/", extra={"fields": {"n": 1}})
+        logging.getLogger("sublimate.request").debug("quiet")
+        check(stream.getvalue())
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def is_json(text: str) -> None:
+    first, second = map(msgspec.json.decode, text.splitlines())
+    assert first["level"] == "error" and "ZeroDivisionError" in first["exception"]
+    assert second["message"] == "GET /" and second["n"] == 1
+
+
+def is_text(text: str) -> None:
+    assert "ZeroDivisionError" in text and text.endswith("INFO GET / n=1\n")
