@@ -18,7 +18,7 @@ constexpr int32_t LOGPROBS_MAX = 20;    // alternatives reported per token
 constexpr int32_t PRIORITIES_MAX = 3;   // one per execution profile
 
 // ---- slots: where request records live in shared memory -------------------------------------
-// --------------------------------------------------- A record takes the smallest free slot that
+// A record takes the smallest free slot that
 // holds it. Five size classes keep 32 K-token prompts possible without giving every short prompt
 // 512 KiB.
 constexpr int32_t SLOT_CLASSES = 5;
@@ -59,8 +59,7 @@ constexpr int64_t GGUF_KEY_BYTES_MAX = 65535;      // of the format's specificat
 constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64; // likewise
 constexpr int64_t GGUF_ALIGNMENT_MAX = 1 << 20;    // a larger one is no file that a writer made
 
-// ---- models: what one loaded model may be, so that every product of these fits int64 by a wide
-// margin ----------
+// ---- models: what one loaded model may be, products of these fit int64 ----------------
 constexpr int32_t LAYERS_MAX = 1024;
 constexpr int32_t HIDDEN_MAX = 1 << 18; // also feed-forward columns
 constexpr int32_t HEADS_MAX = 1024;

@@ -232,7 +232,7 @@ SUBLIMATE_HD inline void region_format(RegionView& view) {
 }
 
 // ---- submission ring: single producer (edge), single consumer (loop) ------------------------
-// ----------------------------------------------- False when full, which cannot happen while the
+// False when full, which cannot happen while the
 // edge owns only SLOTS_MAX slots (limits.h).
 SUBLIMATE_HD inline bool submission_push(RegionView& view, int32_t slot) {
     uint64_t tail = view.control->submission_tail;
@@ -349,7 +349,7 @@ constexpr int32_t TOKEN_RECORD_WORDS_MAX =
 static_assert(TOKEN_RECORD_WORDS_MAX * 4 <= limits::TOKEN_RING_WORDS);
 
 // ---- slots: owned by the edge, private to it ------------------------------------------------
-// --------------------------------------------------------------------------- Free lists per size
+// Free lists per size
 // class and the generation of each slot. Not shared memory; used by one thread.
 class Slots {
 public:
