@@ -62,7 +62,7 @@ public:
     }
 
 private:
-    static constexpr int32_t WARM_UP_ROWS[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
+    static constexpr int32_t WARM_UP_ROWS[] = {1, 16, 128, 512};
 
     struct Free {
         void operator()(void* block) const { std::free(block); }
@@ -97,10 +97,12 @@ private:
         step.segments = &segment;
         step.logit_rows = &last;
         step.page_tables = table.data();
-        for (Arithmetic arithmetic : {Arithmetic::prompt, Arithmetic::generated}) {
-            segment.arithmetic = arithmetic;
-            model_.forward(step);
-        }
+        segment.arithmetic = Arithmetic::prompt;
+        model_.forward(step);
+        if (config_.same_arithmetic || rows > limits::SEQUENCES_MAX)
+            return; // no decode step is larger
+        segment.arithmetic = Arithmetic::generated;
+        model_.forward(step);
     }
 
     Owner owner_;
