@@ -16,7 +16,7 @@ namespace {
 struct Dot {
     static constexpr int32_t ROWS = 4; // of a block with decoded panels
     static constexpr int32_t PANELS = 1;
-    static constexpr int32_t ROWS_DIRECT = 1; // up to here a panel is decoded in registers
+    static constexpr int32_t ROWS_DIRECT = 4; // up to here a panel is decoded in registers
     static constexpr int32_t HALVES = 2;      // registers of 16 outputs x 4 columns
 
     struct Nibbles {

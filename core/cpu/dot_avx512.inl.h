@@ -13,7 +13,7 @@ namespace {
 struct Dot {
     static constexpr int32_t ROWS = 4; // of a block with decoded panels
     static constexpr int32_t PANELS = 2;
-    static constexpr int32_t ROWS_DIRECT = 4; // up to here a panel is decoded in registers
+    static constexpr int32_t ROWS_DIRECT = 12; // up to here a block decodes panels in registers
 
     struct Nibbles {
         static constexpr int64_t BYTES = 256;

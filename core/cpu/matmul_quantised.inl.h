@@ -174,23 +174,35 @@ INLINE void direct_block(const MatmulCall& call, int32_t row, int32_t panel, Ahe
     }
 }
 
-template <class GroupKind, bool AFFINE, int32_t ROWS>
-void direct_panels(const MatmulCall& call, int32_t row, int32_t panel_begin, int32_t panel_end) {
-    const int32_t groups = call.matrix.columns / GROUP_COLUMNS;
-    const int64_t lines = call.matrix.panel_bytes / limits::CACHE_LINE_BYTES;
-    const auto ahead_of = [&](int32_t panel, int32_t panels) {
-        const int64_t per_group = (lines * panels + groups - 1) / groups;
-        return Ahead{call.matrix.data + panel * call.matrix.panel_bytes + PREFETCH_BYTES,
-                     static_cast<int32_t>(per_group)};
-    };
-    int32_t panel = panel_begin;
-    for (; panel + Dot::PANELS <= panel_end; panel += Dot::PANELS) {
-        Ahead ahead = ahead_of(panel, Dot::PANELS);
-        direct_block<GroupKind, AFFINE, ROWS, Dot::PANELS>(call, row, panel, ahead);
+// The rows that do not fill a block.
+template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS>
+INLINE void direct_rest(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel,
+                        Ahead& ahead) {
+    if (rows == ROWS) {
+        direct_block<GroupKind, AFFINE, ROWS, PANELS>(call, row, panel, ahead);
+    } else if constexpr (ROWS > 1) {
+        direct_rest<GroupKind, AFFINE, ROWS - 1, PANELS>(call, row, rows, panel, ahead);
     }
-    for (; panel < panel_end; ++panel) {
-        Ahead ahead = ahead_of(panel, 1);
-        direct_block<GroupKind, AFFINE, ROWS, 1>(call, row, panel, ahead);
+}
+
+// Every block of rows reads the panels again, from the first-level cache, and decodes them again.
+// One block fetches a little ahead of itself; several share the fetching of the next panels.
+template <class GroupKind, bool AFFINE, int32_t PANELS>
+void direct_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, int32_t panel) {
+    const int64_t bytes = call.matrix.panel_bytes * PANELS;
+    const int64_t lines = bytes / limits::CACHE_LINE_BYTES;
+    const int64_t blocks = (row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS;
+    const int64_t visits = blocks * (call.matrix.columns / GROUP_COLUMNS);
+    const int64_t distance = blocks == 1 ? PREFETCH_BYTES : bytes;
+    Ahead ahead = {call.matrix.data + panel * call.matrix.panel_bytes + distance,
+                   static_cast<int32_t>((lines + visits - 1) / visits)};
+    int32_t row = row_begin;
+    for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
+        direct_block<GroupKind, AFFINE, Dot::ROWS, PANELS>(call, row, panel, ahead);
+    }
+    if (row < row_end) {
+        direct_rest<GroupKind, AFFINE, Dot::ROWS - 1, PANELS>(call, row, row_end - row, panel,
+                                                              ahead);
     }
 }
 
@@ -272,31 +284,27 @@ void decoded_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, 
     }
 }
 
-template <class GroupKind, bool AFFINE, int32_t ROWS>
-void direct_rows(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel_begin,
-                 int32_t panel_end) {
-    if (rows == ROWS) {
-        direct_panels<GroupKind, AFFINE, ROWS>(call, row, panel_begin, panel_end);
-    } else if constexpr (ROWS > 1) {
-        direct_rows<GroupKind, AFFINE, ROWS - 1>(call, row, rows, panel_begin, panel_end);
+template <class GroupKind, bool AFFINE, int32_t PANELS>
+INLINE void multiply_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end,
+                            int32_t panel) {
+    if (row_end - row_begin <= Dot::ROWS_DIRECT) {
+        direct_panels<GroupKind, AFFINE, PANELS>(call, row_begin, row_end, panel);
+    } else {
+        decoded_panels<GroupKind, AFFINE, PANELS>(call, row_begin, row_end, panel);
     }
 }
 
 template <class GroupKind, bool AFFINE>
 void matmul_quantised(const MatmulCall& call, int32_t row_begin, int32_t row_end,
                       int32_t panel_begin, int32_t panel_end) {
-    const int32_t rows = row_end - row_begin;
-    if (rows <= Dot::ROWS_DIRECT) {
-        direct_rows<GroupKind, AFFINE, Dot::ROWS_DIRECT>(call, row_begin, rows, panel_begin,
-                                                         panel_end);
-        return;
-    }
     int32_t panel = panel_begin;
     for (; panel + Dot::PANELS <= panel_end; panel += Dot::PANELS) {
-        decoded_panels<GroupKind, AFFINE, Dot::PANELS>(call, row_begin, row_end, panel);
+        multiply_panels<GroupKind, AFFINE, Dot::PANELS>(call, row_begin, row_end, panel);
     }
-    for (; panel < panel_end; ++panel) {
-        decoded_panels<GroupKind, AFFINE, 1>(call, row_begin, row_end, panel);
+    if constexpr (Dot::PANELS > 1) {
+        for (; panel < panel_end; ++panel) {
+            multiply_panels<GroupKind, AFFINE, 1>(call, row_begin, row_end, panel);
+        }
     }
 }
 
