@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from harness import Served
 
 FOLDER = Path(__file__).resolve().parents[1] / "cases"

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import httpx
+
 from cases import case, request_of
 from grammar import check_stream, parse_events, prompt_tokens
 from harness import Served, body, exchange_bytes, http_get, http_post, serve, wait_until
@@ -89,8 +90,14 @@ def the_template_is_probed_once(served: Served) -> None:
         for each in (served, strict):
             first = request_of("A08")
             first["messages"][0]["content"] = "hi " * 200
-            second = {**first, "messages": [*first["messages"], {"role": "assistant", "content":
-                      "ok"}, {"role": "user", "content": "next"}]}
+            second = {
+                **first,
+                "messages": [
+                    *first["messages"],
+                    {"role": "assistant", "content": "ok"},
+                    {"role": "user", "content": "next"},
+                ],
+            }
             prefix_of_next_turn(each, first, second)
 
 
@@ -380,8 +387,15 @@ def usage_is_exact_everywhere(served: Served) -> None:
             reply = ask(served, request)
             message = check_stream(reply.content).message if stream else reply.json()
             assert prompt_tokens(message) == count(served, request)
-            assert all(type(message["usage"][name]) is int for name in ("input_tokens",
-                       "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens"))
+            assert all(
+                type(message["usage"][name]) is int
+                for name in (
+                    "input_tokens",
+                    "cache_read_input_tokens",
+                    "cache_creation_input_tokens",
+                    "output_tokens",
+                )
+            )
     started = check_stream(ask(served, request_of("A84", max_tokens=4)).content).message
     assert started["usage"]["input_tokens"] > 0
     request = request_of("A85", max_tokens=4, tools=[])
@@ -416,5 +430,3 @@ def empty_text_is_skipped_and_empty_turns_are_named(served: Served) -> None:
     assert answered(served, body(messages=turns))["content"][0]["text"] == "Hello there!"
     empty = answered(served, body("say nothing"))
     assert empty["content"] == [] and empty["usage"]["output_tokens"] >= 1
-
-

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import msgspec
+
 from cases import case, load_cases
 from grammar import check_stream, prompt_tokens
 from harness import (
@@ -53,8 +54,9 @@ def no_fan_out(served: Served) -> None:
 def finite_and_in_range(served: Served) -> None:
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):
         for literal in (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400"):
-            raw = msgspec.json.encode(body()).replace(b'"max_tokens"', b'"%b":%b,"max_tokens"' % (
-                name.encode(), literal))
+            raw = msgspec.json.encode(body()).replace(
+                b'"max_tokens"', b'"%b":%b,"max_tokens"' % (name.encode(), literal)
+            )
             check_error(served.client.post("/v1/messages", content=raw), 400)
         refuse(served, name, **{name: 1e300})
 
@@ -435,9 +437,7 @@ def urls_are_never_fetched(served: Served) -> None:
 def compressed_bodies(served: Served) -> None:
     for coding in ("gzip", "br", "zstd", "deflate", "gzip, gzip"):
         headers = {"content-encoding": coding}
-        error = check_error(
-            served.client.post("/v1/messages", content=b"x", headers=headers), 400
-        )
+        error = check_error(served.client.post("/v1/messages", content=b"x", headers=headers), 400)
         assert error["details"]["error_code"] == "request_body_encoding_unsupported"
 
 

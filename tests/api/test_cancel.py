@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+
 from grammar import check_stream
 from harness import Served, body, http_post, read_reply, serve, wait_until
 from sublimate.edge.limits import HttpLimits

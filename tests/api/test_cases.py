@@ -1,8 +1,9 @@
 """Both case files: each line is a check here, a test elsewhere in the tree, or not offered."""
 
+import pytest
+
 import cases_messages
 import cases_reliability
-import pytest
 from cases import FILES, FOLDER, REGISTRY, load_cases
 from cases_not_offered import ELSEWHERE, NOT_OFFERED
 from harness import Served, wait_until

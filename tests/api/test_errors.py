@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from harness import Served, body, serve
 from sublimate.edge import errors
 from sublimate.edge.errors import TABLE, ApiError, envelope

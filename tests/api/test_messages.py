@@ -5,10 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
-from grammar import check_stream, prompt_tokens
-from harness import ANSWERS, Served, body, serve, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
+
+from grammar import check_stream, prompt_tokens
+from harness import ANSWERS, Served, body, serve, wait_until
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import package_version
 from sublimate.model.template import Turn
@@ -97,8 +98,10 @@ def test_a_last_assistant_turn_is_continued() -> None:
 
 def test_an_empty_last_assistant_turn_starts_anew(shared: Served) -> None:
     messages = [{"role": "user", "content": "say hello"}, {"role": "assistant", "content": ""}]
-    both = [shared.client.post("/v1/messages", json=body(messages=m)).json() for m in
-            (messages, messages[:1])]
+    both = [
+        shared.client.post("/v1/messages", json=body(messages=m)).json()
+        for m in (messages, messages[:1])
+    ]
     assert prompt_tokens(both[0]) == prompt_tokens(both[1])
 
 
@@ -161,7 +164,9 @@ def test_the_billing_block_is_dropped_whole(shared: Served) -> None:
         request = body("hi", system=blocks, max_tokens=...)
         return shared.client.post("/v1/messages/count_tokens", json=request).json()["input_tokens"]
 
-    assert count(BILLING, "S") == count(BILLING.replace("abc", "def") + " more=1", "S") == count("S")
+    assert (
+        count(BILLING, "S") == count(BILLING.replace("abc", "def") + " more=1", "S") == count("S")
+    )
     assert count("S", BILLING) > count("S"), "only the leading block is a billing line"
 
 

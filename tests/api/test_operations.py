@@ -6,10 +6,21 @@ from typing import Any
 
 import httpx
 import pytest
-from grammar import check_stream, parse_events
-from harness import Served, body, exchange_bytes, http_get, http_post, is_closed, read_reply
-from harness import serve, unchunk, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+
+from grammar import check_stream, parse_events
+from harness import (
+    Served,
+    body,
+    exchange_bytes,
+    http_get,
+    http_post,
+    is_closed,
+    read_reply,
+    serve,
+    unchunk,
+    wait_until,
+)
 from sublimate import _core
 from sublimate.config import EdgeSettings
 from sublimate.edge import access, routes
@@ -76,8 +87,9 @@ def test_a_key_is_wanted_before_the_body(locked: Served) -> None:
 
 def test_tenants_follow_from_keys_alone() -> None:
     rules = access.Access(KEYS)
-    digests = [access.Request("GET", b"/", {b"x-api-key": key}, True) for key in
-               (b"key-one", b"key-two")]
+    digests = [
+        access.Request("GET", b"/", {b"x-api-key": key}, True) for key in (b"key-one", b"key-two")
+    ]
     tenants = [rules.tenant(rules._accepted_key(request)) for request in digests]
     assert tenants[0] != tenants[1] and all(tenant.low or tenant.high for tenant in tenants)
     again = access.Access(EdgeSettings(api_keys=("key-two", "key-one")))
@@ -120,7 +132,9 @@ def test_cors_by_list() -> None:
         reply = served.client.post("/v1/messages", json=body(), headers=headers)
         assert reply.status_code == 200 and reply.headers["vary"] == "origin"
         assert "request-id" in reply.headers["access-control-expose-headers"]
-        wrong = served.client.post("/v1/messages", json=body(), headers={"origin": headers["origin"]})
+        wrong = served.client.post(
+            "/v1/messages", json=body(), headers={"origin": headers["origin"]}
+        )
         assert wrong.status_code == 401 and "access-control-allow-origin" in wrong.headers
 
 
@@ -195,7 +209,9 @@ def test_health_and_version(shared: Served) -> None:
     assert version["model"] == "tiny" and "in-place" in version["template"]
 
 
-def test_health_is_the_age_of_the_last_step(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_the_age_of_the_last_step(
+    shared: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = shared.server.engine
     assert engine is not None
     stalled = {"running": 1, "waiting": 6, "last_step_ns": 1, "oldest_waiting_ns": 10**10}
@@ -261,7 +277,7 @@ def test_metrics_count_what_happened() -> None:
         assert now["sublimate_prefix_cache_hits_total"] > 0
         assert 0 <= now["sublimate_kv_cache_usage_perc"] <= 1
         text = served.client.get("/metrics").text
-        assert 'model_name="tiny"' in text and 'sublimate_http_responses_total' in text
+        assert 'model_name="tiny"' in text and "sublimate_http_responses_total" in text
 
 
 def test_metrics_without_an_engine() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anthropic
 import httpx
 import pytest
+
 from harness import Served, serve, wait_until
 from sublimate.config import EdgeSettings
 
@@ -149,8 +150,12 @@ def test_overload_is_retried_by_the_sdk() -> None:
     settings = EdgeSettings(queue_max=1)
     with serve(settings=settings, pages=16, context_tokens=512, step_delay_us=2000) as served:
         with httpx.Client(base_url=served.url, timeout=20) as busy:
-            request = {"model": "tiny", "max_tokens": 440, "stream": True,
-                       "messages": [{"role": "user", "content": "count"}]}
+            request = {
+                "model": "tiny",
+                "max_tokens": 440,
+                "stream": True,
+                "messages": [{"role": "user", "content": "count"}],
+            }
             with busy.stream("POST", "/v1/messages", json=request):
                 with busy.stream("POST", "/v1/messages", json=request):
                     pass

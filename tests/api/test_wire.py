@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from grammar import check_stream
 from harness import (
     Served,

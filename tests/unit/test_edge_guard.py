@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
 from sublimate.edge.guard import check_json
@@ -77,7 +78,7 @@ def test_brackets_inside_strings_do_not_count(text: str) -> None:
         (b"[" + b'{"k":1,"l":2},' * 9_000 + b"1]", ""),
         (b"[]" * 200_001, "json_too_many"),
         (b":" * 200_001, "json_too_many"),
-        (b'[' + b'"",' * 500_001 + b"1]", "json_too_many"),
+        (b"[" + b'"",' * 500_001 + b"1]", "json_too_many"),
         (b'["' + b'\\"' * 2_000_000 + b'"]', ""),
     ],
 )

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sublimate.edge.errors import ApiError
 from sublimate.edge.normalise import BILLING_PREFIX, UNSERVED, normalise
 from sublimate.edge.schema import decode_request
@@ -108,9 +109,7 @@ def test_paths_of_system_blocks_count_from_the_request() -> None:
 
 
 def test_the_number_of_messages_is_bounded() -> None:
-    request = decode_request(
-        msgspec.json.encode({"model": "m", "messages": [user("a")] * 6})
-    )
+    request = decode_request(msgspec.json.encode({"model": "m", "messages": [user("a")] * 6}))
     assert len(normalise(request, messages_max=6)) == 1
     with pytest.raises(ApiError, match="field"):
         normalise(request, messages_max=5)

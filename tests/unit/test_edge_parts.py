@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
 from sublimate.edge.app import _policy_digest
@@ -22,7 +23,11 @@ from sublimate.errors import ConfigError
 def test_limits_come_from_the_environment() -> None:
     assert limits_from_environment({}) == HttpLimits()
     changed = limits_from_environment(
-        {"SUBLIMATE_HTTP_BODY_BYTES_MAX": "10", "SUBLIMATE_HTTP_HEADER_SECONDS": "1.5", "OTHER": "x"}
+        {
+            "SUBLIMATE_HTTP_BODY_BYTES_MAX": "10",
+            "SUBLIMATE_HTTP_HEADER_SECONDS": "1.5",
+            "OTHER": "x",
+        }
     )
     assert changed.body_bytes_max == 10 and changed.header_seconds == 1.5
     assert changed.header_bytes_max == HttpLimits().header_bytes_max
@@ -65,7 +70,9 @@ def test_any_target_has_a_path_and_a_query(raw: bytes) -> None:
     request = Request("GET", b"/" + raw, {}, True)
     assert request.path.startswith("/") and "?" not in request.path
     assert len(request.segments()) == request.path.count("/")
-    assert (request.path + "?" + request.query).rstrip("?") == ("/" + raw.decode("latin-1")).rstrip("?")
+    assert (request.path + "?" + request.query).rstrip("?") == ("/" + raw.decode("latin-1")).rstrip(
+        "?"
+    )
 
 
 def test_absolute_targets() -> None:
@@ -90,7 +97,9 @@ def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(None) == "high-throughput"
     assert choose(None, profile="low-latency") == "low-latency"
     assert choose("long-context", profile="low-latency") == "long-context"
-    assert choose(None, execution_profile="long-context", profile_contract="strict") == "long-context"
+    assert (
+        choose(None, execution_profile="long-context", profile_contract="strict") == "long-context"
+    )
 
 
 def test_the_policy_digest() -> None:

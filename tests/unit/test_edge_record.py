@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sublimate import _core
 from sublimate.config import PROFILES
 from sublimate.edge.record import Tenant, request_words, write_record

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sublimate.edge.errors import ApiError
 from sublimate.edge.schema import (
     FLOAT_STEP,

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from house import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+
+from house import ROOT
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.errors import ModelError

@@ -149,8 +149,9 @@ class ChatTemplate:
                 return Rendered(attempt(), marker)
             except _RefusedError:
                 continue
+        if not self.fallbacks:
+            LOG.warning("the chat template refuses conversations; the built-in one serves them")
         self.fallbacks += 1
-        LOG.warning("the chat template refused a conversation; the built-in one is used")
         return Rendered(self._run("fallback", turns, marker, end), marker)
 
     def _markers(self, turns: Sequence[Turn]) -> tuple[str, str]:

@@ -1,0 +1,49 @@
+"""A short run of the Python fuzzers, and of their own ability to find something."""
+
+import random
+
+import pytest
+
+from fuzz import fuzz_request, fuzz_template
+from sublimate.edge.errors import ApiError
+from sublimate.model.template import ChatTemplate
+from tiny_model import CONTROL
+
+SECONDS = 4.0
+SEED = 20_26
+
+
+def test_requests() -> None:
+    outcomes = fuzz_request.run(SECONDS, SEED)
+    assert sum(outcomes.values()) > 100
+    assert {"", "invalid_json", "field"} <= set(outcomes), "all kinds of outcomes are reached"
+
+
+def test_templates() -> None:
+    outcomes = fuzz_template.run(SECONDS, SEED)
+    assert outcomes.get("rendered", 0) > 0 and outcomes.get("refused at load", 0) > 0
+
+
+def test_a_seed_repeats() -> None:
+    first = fuzz_request.mutate(random.Random(5), fuzz_request.BODY, fuzz_request.WORDS)
+    again = fuzz_request.mutate(random.Random(5), fuzz_request.BODY, fuzz_request.WORDS)
+    assert first == again
+    assert fuzz_request.run(30, SEED, 20) == fuzz_request.run(30, SEED, 20)
+
+
+def test_a_planted_fault_in_the_escape_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatTemplate, "_escape", lambda self, text, marker: text)
+    template = ChatTemplate(fuzz_template.TINY_TEMPLATE, CONTROL)
+    with pytest.raises(AssertionError, match="control tokens"):
+        for seed in range(200):
+            fuzz_template.one_conversation(random.Random(seed), template)
+
+
+def test_a_planted_fault_in_the_decoder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leak(body: bytes) -> None:
+        if b"\xff" in body:
+            raise UnicodeDecodeError("utf-8", body, 0, 1, "planted")
+
+    monkeypatch.setattr("sublimate.edge.prepare.check_json", leak)
+    with pytest.raises((UnicodeDecodeError, ApiError)):
+        fuzz_request.run(60, SEED, 5000)
