@@ -275,6 +275,9 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
         }
     }
     table->inverse_frequencies.assign(frequencies.begin(), frequencies.end());
+    for (float frequency : table->inverse_frequencies)
+        if (!std::isfinite(frequency) || !std::isfinite(table->magnitude))
+            return Status::error("the file's rope settings give no finite frequencies");
     return Status::success();
 }
 

@@ -1,0 +1,310 @@
+// The GGUF reader against files that are wrong in every way known to have hurt another reader, and
+// against a file cut at every byte.
+#include <string>
+#include <vector>
+
+#include "gguf_writer.h"
+#include "test.h"
+
+namespace {
+
+using namespace sublimate;
+using sublimate::test::GgufBytes;
+
+std::vector<std::byte> zeros(size_t count) {
+    return std::vector<std::byte>(count);
+}
+
+GgufBytes valid() {
+    GgufBytes file;
+    file.text("general.architecture", "llama");
+    file.value("general.alignment", ValueType::u32, uint32_t{32});
+    file.value("llama.block_count", ValueType::u32, uint32_t{1});
+    file.value("llama.norm", ValueType::f32, 1e-5f);
+    file.value("tokenizer.ggml.add_bos_token", ValueType::boolean, uint8_t{1});
+    file.texts("tokenizer.ggml.tokens", {"a", "b", "<0x41>"});
+    file.numbers<int32_t>("tokenizer.ggml.token_type", ValueType::i32, {1, 1, 6});
+    file.numbers<float>("tokenizer.ggml.scores", ValueType::f32, {0, 0, 0});
+    file.tensor({"one", TensorType::f32, {4, 2}, zeros(32)});
+    file.tensor({"two", TensorType::q4_1, {64, 3}, zeros(120)});
+    return file;
+}
+
+std::string error_of(const std::vector<std::byte>& bytes) {
+    // A copy of exactly the size, so that a sanitizer sees a read past the end.
+    std::vector<std::byte> copy(bytes.begin(), bytes.end());
+    copy.shrink_to_fit();
+    Gguf file;
+    return Gguf::parse(copy, &file).message;
+}
+
+bool refused(const std::vector<std::byte>& bytes, const std::string& why) {
+    std::string message = error_of(bytes);
+    if (message.find(why) != std::string::npos) return true;
+    std::printf("the message is '%s', wanted '%s'\n", message.c_str(), why.c_str());
+    return false;
+}
+
+} // namespace
+
+TEST(valid_file_is_read) {
+    std::vector<std::byte> bytes = valid().bytes();
+    Gguf file;
+    EXPECT(Gguf::parse(bytes, &file).ok());
+    EXPECT_EQ(file.version(), 3u);
+    EXPECT_EQ(file.values().size(), 8u);
+    int64_t layers = 0;
+    EXPECT(file.integer("llama.block_count", 0, 10, &layers).ok());
+    EXPECT_EQ(layers, 1);
+    double norm = 0.0;
+    EXPECT(file.number("llama.norm", &norm).ok());
+    EXPECT_NEAR(norm, 1e-5, 1e-9);
+    bool begin = false;
+    EXPECT(file.boolean("tokenizer.ggml.add_bos_token", &begin).ok());
+    EXPECT(begin);
+    std::vector<std::string_view> tokens;
+    EXPECT(file.strings("tokenizer.ggml.tokens", &tokens).ok());
+    EXPECT_EQ(tokens.size(), 3u);
+    EXPECT_EQ(tokens[2], "<0x41>");
+    std::vector<int64_t> types;
+    EXPECT(file.integers("tokenizer.ggml.token_type", &types).ok());
+    EXPECT_EQ(types[2], 6);
+    const GgufTensor* two = file.tensor("two");
+    EXPECT(two != nullptr && two->columns() == 64 && two->rows() == 3);
+    EXPECT_EQ(two->data.size(), 120u);
+    EXPECT(file.tensor("three") == nullptr && file.find("three") == nullptr);
+}
+
+TEST(version_2_is_read_and_others_are_not) {
+    GgufBytes file = valid();
+    for (uint32_t version : {0u, 1u, 2u, 3u, 4u, 0x03000000u}) {
+        file.version = version;
+        EXPECT_EQ(error_of(file.bytes()).empty(), version == 2 || version == 3);
+    }
+}
+
+TEST(cut_at_every_byte) {
+    std::vector<std::byte> bytes = valid().bytes();
+    for (size_t length = 0; length < bytes.size(); length++) {
+        std::vector<std::byte> cut(bytes.begin(), bytes.begin() + static_cast<long>(length));
+        EXPECT(!error_of(cut).empty());
+    }
+    EXPECT(error_of(bytes).empty());
+}
+
+TEST(every_byte_changed_never_crashes) {
+    const std::vector<std::byte> bytes = valid().bytes();
+    int refusals = 0;
+    for (size_t at = 0; at < bytes.size(); at++) {
+        for (int change : {0x01, 0x80, 0xFF}) {
+            std::vector<std::byte> changed = bytes;
+            changed[at] ^= static_cast<std::byte>(change);
+            refusals += !error_of(changed).empty();
+        }
+    }
+    EXPECT(refusals > 300);
+}
+
+TEST(typed_reading_refuses_other_types) {
+    std::vector<std::byte> bytes = valid().bytes();
+    Gguf file;
+    EXPECT(Gguf::parse(bytes, &file).ok());
+    int64_t integer = 7;
+    double number = 0.0;
+    bool boolean = false;
+    std::string_view text;
+    std::vector<std::string_view> texts;
+    std::vector<int64_t> integers;
+    EXPECT(!file.integer("llama.norm", 0, 10, &integer).ok());
+    EXPECT(!file.integer("tokenizer.ggml.token_type", 0, 10, &integer).ok());
+    EXPECT(!file.integer("llama.block_count", 2, 10, &integer).ok());
+    EXPECT(!file.number("llama.block_count", &number).ok());
+    EXPECT(!file.boolean("llama.block_count", &boolean).ok());
+    EXPECT(!file.string("tokenizer.ggml.tokens", &text).ok());
+    EXPECT(!file.strings("general.architecture", &texts).ok());
+    EXPECT(!file.integers("tokenizer.ggml.scores", &integers).ok());
+    EXPECT(file.integer("absent", 0, 10, &integer).ok());
+    EXPECT_EQ(integer, 7);
+    std::string message = file.integer("llama.norm", 0, 10, &integer).message;
+    EXPECT(message.find("'llama.norm'") != std::string::npos);
+    EXPECT(message.find("byte") != std::string::npos);
+}
+
+// R070: padded sizes that add up to 2^64.
+TEST(sizes_that_wrap) {
+    GgufBytes file = valid();
+    file.tensor({"big", TensorType::f32, {uint64_t{1} << 61, 2}, {}});
+    EXPECT(refused(file.bytes(), "'big' is larger than"));
+    GgufBytes offsets = valid();
+    EXPECT(refused(offsets.bytes([](size_t i, uint64_t* offset, uint32_t*) {
+        if (i == 1) *offset = ~uint64_t{31};
+    }),
+                   "lies outside the file"));
+}
+
+// R072: a tensor count just under the bound, without the bytes for it.
+TEST(counts_larger_than_the_file) {
+    GgufBytes file = valid();
+    file.extra_tensors = limits::GGUF_TENSORS_MAX - 3;
+    EXPECT(refused(file.bytes(), "tensors do not fit"));
+    file.extra_tensors = INT64_MAX;
+    EXPECT(refused(file.bytes(), "tensors do not fit"));
+    GgufBytes keys = valid();
+    keys.extra_values = limits::GGUF_KEYS_MAX - 10;
+    EXPECT(refused(keys.bytes(), "keys do not fit"));
+    GgufBytes one_more = valid();
+    one_more.extra_values = 1; // the first tensor is read as a key
+    EXPECT(!error_of(one_more.bytes()).empty());
+}
+
+// R073: one dimension that wraps the product to a small size.
+TEST(dimensions_that_wrap) {
+    GgufBytes file;
+    file.tensor({"wrap", TensorType::f32, {4, (uint64_t{1} << 42) + 1, uint64_t{1} << 22}, {}});
+    EXPECT(refused(file.bytes(), "'wrap' is larger than"));
+    GgufBytes zero;
+    zero.tensor({"zero", TensorType::f32, {4, 0}, {}});
+    EXPECT(refused(zero.bytes(), "dimension of zero"));
+    GgufBytes none;
+    none.tensor({"none", TensorType::f32, {}, {}});
+    none.text("padding", std::string(64, 'x'));
+    EXPECT(refused(none.bytes(), "0 dimensions"));
+    GgufBytes five;
+    five.tensor({"five", TensorType::f32, {1, 1, 1, 1, 1}, zeros(4)});
+    EXPECT(refused(five.bytes(), "5 dimensions"));
+}
+
+// R075: an array of another element type than the format says.
+TEST(known_keys_have_one_type) {
+    GgufBytes scores;
+    scores.numbers<uint8_t>("tokenizer.ggml.scores", ValueType::u8, {0, 0, 0});
+    EXPECT(refused(scores.bytes(), "'tokenizer.ggml.scores' must be an array of float32"));
+    GgufBytes tokens;
+    tokens.text("tokenizer.ggml.tokens", "a");
+    EXPECT(refused(tokens.bytes(), "'tokenizer.ggml.tokens' must be an array of string"));
+    GgufBytes architecture;
+    architecture.value("general.architecture", ValueType::u32, uint32_t{1});
+    EXPECT(refused(architecture.bytes(), "must be a string"));
+    GgufBytes types;
+    types.texts("tokenizer.ggml.tokens", {"a", "b"});
+    types.numbers<int32_t>("tokenizer.ggml.token_type", ValueType::i32, {1});
+    EXPECT(refused(types.bytes(), "1 entries for 2 tokens"));
+}
+
+// R076: a vocabulary entry longer than any token.
+TEST(long_tokens) {
+    GgufBytes file;
+    file.texts("tokenizer.ggml.tokens", {"a", std::string(limits::TOKEN_BYTES_MAX + 1, 'x'), "b"});
+    EXPECT(refused(file.bytes(), "string 1 of key 'tokenizer.ggml.tokens'"));
+    GgufBytes longest;
+    longest.texts("tokenizer.ggml.tokens", {std::string(limits::TOKEN_BYTES_MAX, 'x')});
+    EXPECT(error_of(longest.bytes()).empty());
+}
+
+// R078: byte tokens are exactly two hexadecimal digits.
+TEST(byte_tokens) {
+    uint8_t byte = 0;
+    EXPECT(parse_byte_token("<0x41>", &byte) && byte == 0x41);
+    EXPECT(parse_byte_token("<0xfF>", &byte) && byte == 0xFF);
+    for (const char* token : {"<0x-1>", "<0x1>", "<0x001>", "<0x4g>", "<0x 1>", "0x41", "<0x41", "",
+                              "<0x>", "<0X41>", "<0x+1>"})
+        EXPECT(!parse_byte_token(token, &byte));
+    GgufBytes file;
+    file.texts("tokenizer.ggml.tokens", {"<0x-1>"});
+    file.numbers<int32_t>("tokenizer.ggml.token_type", ValueType::i32, {6});
+    EXPECT(refused(file.bytes(), "declared a byte but is not <0xNN>"));
+}
+
+// R079: a tensor that ends behind the file.
+TEST(tensors_outside_the_file) {
+    std::vector<std::byte> bytes = valid().bytes();
+    bytes.pop_back();
+    EXPECT(refused(bytes, "tensor 'two' lies outside the file"));
+    EXPECT(refused(valid().bytes([](size_t i, uint64_t* offset, uint32_t*) {
+        if (i == 1) *offset = 4096;
+    }),
+                   "lies outside the file"));
+}
+
+// R081: numbers that something divides by.
+TEST(alignment) {
+    for (uint32_t alignment : {0u, 3u, 48u, 0x80000000u}) {
+        GgufBytes file;
+        file.value("general.alignment", ValueType::u32, alignment);
+        EXPECT(refused(file.bytes(), "is no power of two"));
+    }
+    GgufBytes coarse;
+    coarse.alignment = 128;
+    coarse.value("general.alignment", ValueType::u32, uint32_t{128});
+    coarse.tensor({"a", TensorType::f32, {3}, zeros(12)});
+    coarse.tensor({"b", TensorType::f32, {3}, zeros(12)});
+    EXPECT(error_of(coarse.bytes()).empty());
+    EXPECT(refused(valid().bytes([](size_t i, uint64_t* offset, uint32_t*) {
+        if (i == 1) *offset += 8;
+    }),
+                   "unaligned offset"));
+}
+
+// R082: lengths that would be allocated.
+TEST(declared_lengths_are_not_believed) {
+    GgufBytes text;
+    text.bare_text("key", uint64_t{1} << 40);
+    text.text("padding", std::string(1000, 'x'));
+    EXPECT(refused(text.bytes(), "is too long or runs past the end"));
+    for (uint64_t count : {uint64_t{1} << 40, ~uint64_t{0}, (uint64_t{1} << 62) + 1}) {
+        GgufBytes numbers;
+        numbers.bare_array("key", ValueType::u32, count);
+        EXPECT(refused(numbers.bytes(), "more than the file holds"));
+        GgufBytes texts;
+        texts.bare_array("key", ValueType::string, count);
+        EXPECT(refused(texts.bytes(), "more than the file holds"));
+    }
+}
+
+TEST(nested_arrays_and_unknown_types) {
+    GgufBytes nested;
+    nested.bare_array("key", ValueType::array, 1);
+    EXPECT(refused(nested.bytes(), "unsupported type 9"));
+    GgufBytes unknown;
+    unknown.value("key", static_cast<ValueType>(13), uint32_t{0});
+    EXPECT(refused(unknown.bytes(), "unsupported type 13"));
+}
+
+TEST(names_appear_once) {
+    GgufBytes keys = valid();
+    keys.text("general.architecture", "llama");
+    EXPECT(refused(keys.bytes(), "key 'general.architecture' appears twice"));
+    GgufBytes tensors = valid();
+    tensors.tensor({"one", TensorType::f32, {1}, zeros(4)});
+    EXPECT(refused(tensors.bytes(), "tensor 'one' appears twice"));
+    GgufBytes empty = valid();
+    empty.tensor({"", TensorType::f32, {1}, zeros(4)});
+    EXPECT(refused(empty.bytes(), "empty tensor name"));
+    GgufBytes long_name = valid();
+    long_name.tensor({std::string(65, 'n'), TensorType::f32, {1}, zeros(4)});
+    EXPECT(refused(long_name.bytes(), "bad tensor name length"));
+}
+
+TEST(tensors_do_not_overlap) {
+    EXPECT(refused(valid().bytes([](size_t i, uint64_t* offset, uint32_t*) {
+        if (i == 1) *offset = 0;
+    }),
+                   "overlap"));
+}
+
+TEST(tensor_types_and_blocks) {
+    EXPECT(refused(valid().bytes([](size_t i, uint64_t*, uint32_t* type) {
+        if (i == 1) *type = 12;
+    }),
+                   "has type 12; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1"));
+    GgufBytes file = valid();
+    file.tensor({"ragged", TensorType::q8_0, {33, 32}, zeros(2048)});
+    EXPECT(refused(file.bytes(), "no whole blocks of Q8_0"));
+}
+
+TEST(files_on_disk) {
+    Gguf file;
+    EXPECT(!Gguf::open("no-such-folder/no-such-file.gguf", &file).ok());
+    EXPECT(!Gguf::open("/dev/null", &file).ok());
+    EXPECT(!Gguf::open(".", &file).ok());
+}
