@@ -1,6 +1,7 @@
 """Cases of messages_api.jsonl that a text server can meet, one check each."""
 
 import asyncio
+import itertools
 import re
 import threading
 import time
@@ -320,7 +321,7 @@ def bytes_during_a_long_prefill(served: Served) -> None:
             while not received.endswith(b"0\r\n\r\n"):
                 received += sock.recv(65536)
                 times.append(time.monotonic())
-        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
         assert max(gaps) < 2 and gaps[0] < 1
         assert b'event: ping\ndata: {"type": "ping"}\n\n' in received
         assert slow.client.get("/metrics").text.count("sublimate_pings_total{") == 1

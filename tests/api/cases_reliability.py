@@ -249,7 +249,7 @@ def no_uploads_and_no_tensors(served: Served) -> None:
 def a_template_reaches_no_interpreter(served: Served) -> None:
     source = (
         "{% for x in ().__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}"
-        "{{ raise_exception.__globals__['os'].system('touch /tmp/owned') }}{{ messages[0].content }}"
+        "{{ raise_exception.__globals__['os'].system('true') }}{{ messages[0].content }}"
     )
     plain = ChatTemplate(source, ["<|im_end|>"]).render([Turn("user", "hi")]).plain
     assert "class" not in plain and "hi" in plain

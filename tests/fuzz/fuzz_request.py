@@ -2,8 +2,8 @@
 
     python tests/fuzz/fuzz_request.py --seconds 60      # or `make fuzz`; tests run it for a moment
 
-Property: every input is either a prompt or one row of the error table, in bounded time; nothing else
-is raised. Seeds are printed; a failing one repeats with --seed.
+Property: every input is either a prompt or one row of the error table, in bounded time; nothing
+else is raised. Seeds are printed; a failing one repeats with --seed.
 
 defines: mutate, one_body, one_head, run, main
 """

@@ -3,7 +3,8 @@
     python tests/fuzz/fuzz_template.py --seconds 60     # or `make fuzz`; tests run it for a moment
 
 Properties: every conversation renders or exceeds a limit; content never yields a control id; every
-text is in the prompt; nothing of the interpreter is reached; a template is an error at load or works.
+text is in the prompt; nothing of the interpreter is reached; a template is an error at load or
+works.
 
 defines: conversation, one_conversation, one_template, run, main
 """
@@ -34,7 +35,7 @@ SOURCES = (
     "{% for m in messages %}{{ m.role }}{{ m['content'] }}{% endfor %}",
     "{{ messages[0].content | trim | upper }}",
     "{{ messages | tojson }}",
-    "{% set n = namespace(x=1) %}{% for i in range(10) %}{% set n.x = n.x * 9 %}{% endfor %}{{ n.x }}",
+    "{% set n = namespace(x=1) %}{% for i in range(9) %}{% set n.x = n.x * 9 %}{% endfor %}",
     "{% if messages[-1].role == 'user' %}{{ raise_exception('x') }}{% endif %}",
     "{{ ''.__class__ }}{{ strftime_now('%Y') }}{{ bos_token }}{{ undefined.x.y }}",
     "{{ 'a' * 99999999 }}",

@@ -1,5 +1,6 @@
 """One form for every way to say the same."""
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ def test_string_block_and_cached_block_are_equal(text: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), Text), min_size=1))
 def test_neighbours_have_different_roles_and_nothing_is_lost(pairs: list[Any]) -> None:
     made = turns(*({"role": role, "content": text} for role, text in pairs))
-    assert all(a.role != b.role for a, b in zip(made, made[1:], strict=False))
+    assert all(a.role != b.role for a, b in itertools.pairwise(made))
     joined = "".join(turn.text for turn in made)
     assert sum(len(text) for _, text in pairs) <= len(joined)
     place = 0

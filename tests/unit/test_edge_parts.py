@@ -56,7 +56,7 @@ def test_histograms_count_like_a_sorted_list(values: list[float]) -> None:
     for edge in edges:
         found = [s.value for s in samples if s.labels.get("le") == str(edge)]
         assert found == [sum(value <= edge for value in values)]
-    total = [s.value for s in samples if s.name.endswith("_sum")][0]
+    total = next(s.value for s in samples if s.name.endswith("_sum"))
     assert total == pytest.approx(sum(values))
 
 

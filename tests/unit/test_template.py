@@ -1,5 +1,6 @@
 """The chat template: golden prompts, system turns, forged control tokens, limits."""
 
+import itertools
 import time
 from typing import Any
 
@@ -32,8 +33,8 @@ STRICT = (
 HOISTING = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ '<|im_start|>system\n' + m.content"
     " + '<|im_end|>' }}{% endif %}{% endfor %}"
-    "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content"
-    " + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n'"
+    " + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
 )
 DROPPING = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 
@@ -161,7 +162,7 @@ def test_folding_keeps_order_and_every_text(turns: list[Turn]) -> None:
             place = joined.index(turn.text, place) + len(turn.text)
         later = [turn.role for turn in folded[1:]]
         assert "system" not in later
-        assert all(a.role != b.role for a, b in zip(folded, folded[1:], strict=False))
+        assert all(a.role != b.role for a, b in itertools.pairwise(folded))
 
 
 # ---- forged control tokens -----------------------------------------------------------------------

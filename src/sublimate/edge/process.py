@@ -36,7 +36,7 @@ def main() -> None:
             return
         uvloop.run(EdgeProcess(control).serve(received.message, received.fds))
     except SublimateError as error:
-        sys.stderr.write(f"sublimate: {error}\n")
+        LOG.error("%s", error)
         sys.exit(error.exit_code)
 
 
