@@ -23,6 +23,7 @@ constexpr uint32_t UPPER_HALF = 0xffff0000u;
 static_assert(TOKENS == LINE);
 static_assert(HEAD_DIM_MAX % LINE == 0, "a head of any size ends within its buffer");
 static_assert(BLOCK_VECTORS <= LANES, "the maxima of a block are one register");
+static_assert(BLOCK_VECTORS % 2 == 0, "what a block leaves is halves and less");
 
 struct LinePair {
     Lanes first;
@@ -310,13 +311,17 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
     finish_block<Element>(block, call, head_dim, first_vector);
 }
 
-// The last vectors of a call, fewer than a full block.
+// The last vectors of a call, fewer than a full block: four at once, then what is left. Fewer sizes
+// than there could be, because each is some kilobytes of code.
 template <class Element, int32_t VECTORS>
 void attend_rest(const AttentionCall& call, const KvLayout& layout, int32_t first, int32_t count) {
-    if (count == VECTORS) {
+    if (count >= VECTORS) {
         attend_block<Element, VECTORS>(call, layout, first);
-    } else if constexpr (VECTORS > 1) {
-        attend_rest<Element, VECTORS - 1>(call, layout, first, count);
+        first += VECTORS;
+        count -= VECTORS;
+    }
+    if constexpr (VECTORS > 1) {
+        if (count > 0) attend_rest<Element, VECTORS - 1>(call, layout, first, count);
     }
 }
 
@@ -327,7 +332,7 @@ void attend_all(const AttentionCall& call, const KvLayout& layout) {
     for (; first + BLOCK_VECTORS <= vectors; first += BLOCK_VECTORS) {
         attend_block<Element, BLOCK_VECTORS>(call, layout, first);
     }
-    attend_rest<Element, BLOCK_VECTORS>(call, layout, first, vectors - first);
+    attend_rest<Element, BLOCK_VECTORS / 2>(call, layout, first, vectors - first);
 }
 
 void attention(const AttentionCall& call, const KvLayout& layout) {
