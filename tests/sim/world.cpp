@@ -206,9 +206,10 @@ std::string World::check_progress() {
         const Sequence& s = state.sequences[state.running[i]];
         Progress& progress = progress_[state.running[i]];
         bool may_run = state.edges[s.edge].room && s.state != State::waiting_mask;
+        int32_t waits_max = s.computed < s.header.prompt_length ? PROMPT_WAIT_MAX : DECODE_WAIT_MAX;
         if (s.arrival != progress.arrival || s.computed != progress.computed || !may_run) {
             progress = {s.arrival, s.computed, 0};
-        } else if (++progress.waited > WAIT_ITERATIONS_MAX) {
+        } else if (++progress.waited > waits_max) {
             return "a running request starves";
         }
     }

@@ -66,9 +66,14 @@ private:
     std::string drain();
     std::string check_idle();
 
-    static constexpr int32_t WAIT_ITERATIONS_MAX = 600; // of a running request for its next row
-    static constexpr int32_t IDLE_FACTOR = 20;          // iterations per step at most
-    static constexpr int32_t DRAIN_ITERATIONS_MAX = 20000;
+    // Longest legal waits of a running request for its next row. Decode rows take turns. Prompts
+    // are first come, first served within a profile, so the last one waits for all rows before it,
+    // one a step at worst, and the three profiles share the steps.
+    static constexpr int32_t DECODE_WAIT_MAX = 600;
+    static constexpr int32_t PROMPT_WAIT_MAX =
+        SEQUENCES_SIMULATED_MAX * CONTEXT_SIMULATED_MAX * limits::PRIORITIES_MAX;
+    static constexpr int32_t IDLE_FACTOR = 20; // iterations per step at most
+    static constexpr int32_t DRAIN_ITERATIONS_MAX = 60000;
     static constexpr int64_t STEP_NS = 8'000'000;
 
     struct Progress {
