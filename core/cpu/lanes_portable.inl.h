@@ -62,8 +62,9 @@ INLINE PartBits rounds_twice(PairDouble sum) {
     return tie | small;
 }
 
-// Almost every sum may be rounded twice; the others take the exact way.
-INLINE Part fma_part(Part a, Part b, Part c) {
+// Almost every sum may be rounded twice; the others take the exact way. Not inlined: it is called
+// in so many places that the code would be ten times as long.
+[[gnu::noinline]] Part fma_part(Part a, Part b, Part c) {
     PairDouble low = low_pair(a) * low_pair(b) + low_pair(c);
     PairDouble high = high_pair(a) * high_pair(b) + high_pair(c);
     const auto doubt = reinterpret_cast<PairBits>(rounds_twice(low) | rounds_twice(high));
