@@ -1,0 +1,163 @@
+// Model configuration: sizes, contexts and rotary embeddings from a file's keys, and every
+// combination that must be refused.
+#include <cmath>
+#include <string>
+
+#include "core/model/config.h"
+#include "test.h"
+#include "tiny_llama.h"
+
+namespace {
+
+using namespace sublimate;
+using namespace sublimate::test;
+
+struct Outcome {
+    std::string error;
+    ModelConfig config;
+    RopeTable rope;
+};
+
+Outcome read(const TinyLlama& tiny, const ConfigOverrides& overrides = {}) {
+    std::vector<std::byte> bytes = tiny_file(tiny);
+    Gguf file;
+    Outcome outcome;
+    outcome.error = Gguf::parse(bytes, &file).message;
+    if (outcome.error.empty())
+        outcome.error = read_config(file, overrides, &outcome.config).message;
+    if (outcome.error.empty())
+        outcome.error = make_rope_table(file, outcome.config.rope, &outcome.rope).message;
+    return outcome;
+}
+
+Outcome with(const std::function<void(GgufBytes&)>& extra, const ConfigOverrides& overrides = {}) {
+    TinyLlama tiny;
+    tiny.extra = extra;
+    return read(tiny, overrides);
+}
+
+bool mentions(const Outcome& outcome, const char* part) {
+    if (outcome.error.find(part) != std::string::npos) return true;
+    std::printf("the message is '%s', wanted '%s'\n", outcome.error.c_str(), part);
+    return false;
+}
+
+void scaling(GgufBytes& file, const char* type, float factor) {
+    file.text("llama.rope.scaling.type", type);
+    file.value("llama.rope.scaling.factor", ValueType::f32, factor);
+}
+
+} // namespace
+
+TEST(plain_model) {
+    Outcome outcome = read({});
+    EXPECT_EQ(outcome.error, "");
+    const ModelConfig& config = outcome.config;
+    EXPECT_EQ(config.vocabulary, 101);
+    EXPECT_EQ(config.context_length, 256);
+    EXPECT_EQ(config.group_heads(), 2);
+    EXPECT(config.tied_embeddings && config.rope.scaling == RopeScaling::none);
+    EXPECT_EQ(outcome.rope.inverse_frequencies.size(), 8u);
+    for (size_t i = 0; i < 8; i++)
+        EXPECT_NEAR(outcome.rope.inverse_frequencies[i], std::pow(10000.0, -double(i) / 8.0), 1e-7);
+    EXPECT_EQ(outcome.rope.magnitude, 1.0f);
+}
+
+TEST(wrong_sizes_are_refused) {
+    TinyLlama heads;
+    heads.kv_heads = 3;
+    EXPECT(mentions(read(heads), "4 heads cannot share 3 KV heads"));
+    TinyLlama odd;
+    odd.head_dim = 24;
+    EXPECT(mentions(read(odd), "head dimension of 24"));
+    TinyLlama none;
+    none.layers = 0;
+    EXPECT(mentions(read(none), "'llama.block_count'"));
+    EXPECT(mentions(with([](GgufBytes& file) {
+                        file.value("llama.expert_count", ValueType::u32, uint32_t{8});
+                    }),
+                    "mixtures of experts"));
+    EXPECT(mentions(with([](GgufBytes& file) {
+                        file.value("llama.rope.dimension_count", ValueType::u32, uint32_t{15});
+                    }),
+                    "is odd"));
+}
+
+TEST(other_architectures_are_refused_with_what_is_supported) {
+    GgufBytes file;
+    file.text("general.architecture", "qwen2");
+    std::vector<std::byte> bytes = file.bytes();
+    Gguf parsed;
+    EXPECT(Gguf::parse(bytes, &parsed).ok());
+    ModelConfig config;
+    std::string message = read_config(parsed, {}, &config).message;
+    EXPECT(message.find("'qwen2' is not supported; supported is llama") != std::string::npos);
+}
+
+TEST(context_beyond_training_needs_scaling) {
+    EXPECT_EQ(read({}, {128, "", 0.0}).config.context_length, 128);
+    EXPECT(mentions(read({}, {512, "", 0.0}), "ask for rope scaling yarn"));
+    EXPECT_EQ(read({}, {512, "none", 0.0}).config.context_length, 512);
+    Outcome yarn = read({}, {512, "yarn", 0.0});
+    EXPECT_EQ(yarn.error, "");
+    EXPECT_NEAR(yarn.config.rope.factor, 2.0, 1e-9);
+    EXPECT_NEAR(yarn.config.rope.original_context, 256.0, 1e-9);
+    EXPECT_EQ(read({}, {0, "linear", 4.0}).config.context_length, 1024);
+    EXPECT(mentions(read({}, {0, "cubic", 0.0}), "not one of none, linear, yarn"));
+    EXPECT(mentions(read({}, {0, "", 2.0}), "needs a rope scaling"));
+    EXPECT(mentions(read({}, {0, "yarn", 0.5}), "between 1 and 1024"));
+    EXPECT(mentions(read({}, {limits::CONTEXT_TOKENS_MAX + 1, "yarn", 0.0}), "outside 1 to"));
+}
+
+TEST(sliding_window_limits_the_context) {
+    auto window = [](GgufBytes& file) {
+        file.value("llama.attention.sliding_window", ValueType::u32, uint32_t{100});
+    };
+    EXPECT_EQ(with(window).config.context_length, 100);
+    EXPECT_EQ(with(window, {50, "", 0.0}).config.context_length, 50);
+    EXPECT(mentions(with(window, {101, "", 0.0}), "sliding window of 100"));
+}
+
+TEST(linear_scaling_divides_every_frequency) {
+    Outcome outcome = with([](GgufBytes& file) { scaling(file, "linear", 4.0f); });
+    EXPECT_NEAR(outcome.rope.inverse_frequencies[0], 0.25, 1e-7);
+    EXPECT_NEAR(outcome.rope.inverse_frequencies[4], 0.25e-2, 1e-8);
+    EXPECT(
+        mentions(with([](GgufBytes& file) { scaling(file, "linear", 0.0f); }), "factor must be"));
+    EXPECT(mentions(with([](GgufBytes& file) { scaling(file, "longrope", 2.0f); }),
+                    "'longrope' is not supported"));
+}
+
+// Figures of transformers' _compute_yarn_parameters for the same settings.
+TEST(yarn_keeps_fast_pairs_and_interpolates_slow_ones) {
+    Outcome outcome = with([](GgufBytes& file) {
+        scaling(file, "yarn", 4.0f);
+        file.value("llama.rope.scaling.original_context_length", ValueType::u32, uint32_t{64});
+    });
+    EXPECT_EQ(outcome.error, "");
+    EXPECT_NEAR(outcome.rope.inverse_frequencies[0], 1.0, 1e-7);
+    EXPECT_NEAR(outcome.rope.inverse_frequencies[7], std::pow(10000.0, -7.0 / 8.0) / 4.0, 1e-8);
+    EXPECT_NEAR(outcome.rope.magnitude, 0.1 * std::log(4.0) + 1.0, 1e-6);
+    for (size_t i = 1; i < 8; i++) {
+        double plain = std::pow(10000.0, -double(i) / 8.0);
+        EXPECT(outcome.rope.inverse_frequencies[i] <= plain * 1.000001);
+        EXPECT(outcome.rope.inverse_frequencies[i] >= plain / 4.0 * 0.999999);
+    }
+}
+
+TEST(llama3_divisors_come_from_the_file) {
+    auto divisors = [](float value, uint64_t count) {
+        return [=](GgufBytes& file) {
+            std::vector<std::byte> data(count * sizeof(float));
+            for (uint64_t i = 0; i < count; i++)
+                std::memcpy(data.data() + i * sizeof(float), &value, sizeof value);
+            file.tensor({"rope_freqs.weight", TensorType::f32, {count}, data});
+        };
+    };
+    Outcome outcome = with(divisors(8.0f, 8));
+    EXPECT(outcome.config.rope.scaling == RopeScaling::llama3);
+    EXPECT_NEAR(outcome.rope.inverse_frequencies[0], 0.125, 1e-7);
+    EXPECT(mentions(with(divisors(8.0f, 7)), "must hold 8 F32 values"));
+    EXPECT(mentions(with(divisors(0.0f, 8)), "not positive"));
+    EXPECT(mentions(with(divisors(1e-44f, 8)), "no finite frequencies"));
+}

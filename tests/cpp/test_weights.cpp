@@ -1,0 +1,194 @@
+// Packing weights: what comes out of panels is what the file says, bit for bit; what is missing, of
+// the wrong shape or unknown is refused.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/cpu/numbers.h"
+#include "core/model/pack.h"
+#include "test.h"
+#include "tiny_llama.h"
+
+namespace {
+
+using namespace sublimate;
+using namespace sublimate::test;
+
+constexpr TensorType TYPES[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16,
+                                TensorType::q8_0, TensorType::q4_0, TensorType::q4_1};
+
+uint16_t half_at(const TensorSpec& spec, size_t at) {
+    uint16_t half;
+    std::memcpy(&half, spec.data.data() + at, sizeof half);
+    return half;
+}
+
+// Weight (row, column) straight from the file's bytes, as the format's description reads.
+float twin_weight(const TensorSpec& spec, int32_t columns, int32_t row, int32_t column) {
+    size_t element = static_cast<size_t>(row * columns + column);
+    size_t block = element / 32;
+    size_t i = element % 32;
+    if (spec.type == TensorType::f32) {
+        float value;
+        std::memcpy(&value, spec.data.data() + element * 4, sizeof value);
+        return value;
+    }
+    if (spec.type == TensorType::f16) return cpu::half_to_float(half_at(spec, element * 2));
+    if (spec.type == TensorType::bf16) return cpu::bf16_to_float(half_at(spec, element * 2));
+    if (spec.type == TensorType::q8_0) {
+        float scale = cpu::half_to_float(half_at(spec, block * 34));
+        return scale * static_cast<float>(static_cast<int8_t>(spec.data[block * 34 + 2 + i]));
+    }
+    bool affine = spec.type == TensorType::q4_1;
+    size_t begin = block * (affine ? 20 : 18);
+    size_t nibbles = begin + (affine ? 4 : 2);
+    int32_t both = static_cast<int32_t>(spec.data[nibbles + i % 16]);
+    int32_t nibble = i < 16 ? both & 15 : both >> 4;
+    float scale = cpu::half_to_float(half_at(spec, begin));
+    if (!affine) return scale * static_cast<float>(nibble - 8);
+    return scale * static_cast<float>(nibble) + cpu::half_to_float(half_at(spec, begin + 2));
+}
+
+GgufTensor as_tensor(const TensorSpec& spec, int32_t columns, int32_t rows) {
+    GgufTensor tensor = {};
+    tensor.name = spec.name;
+    tensor.type = spec.type;
+    tensor.dimension_count = 2;
+    tensor.dimensions = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows), 1, 1};
+    tensor.data = spec.data;
+    return tensor;
+}
+
+struct Packed {
+    cpu::testing::Aligned memory;
+    cpu::PackedMatrix matrix;
+};
+
+Packed pack(const GgufTensor& tensor, bool exact) {
+    cpu::PackedMatrix matrix = packed_shape(tensor, exact);
+    Packed packed = {cpu::testing::Aligned(matrix.panels * matrix.panel_bytes), matrix};
+    std::memset(packed.memory.data(), 0, static_cast<size_t>(matrix.panels * matrix.panel_bytes));
+    pack_panels(tensor, matrix, 0, matrix.panels, packed.memory.data());
+    packed.matrix.data = packed.memory.data();
+    return packed;
+}
+
+std::string load_error(const TinyLlama& tiny, const LoadOptions& options = {}) {
+    std::shared_ptr<LoadedModel> model;
+    return load_tiny(tiny, options, &model).message;
+}
+
+bool mentions(const std::string& message, const char* part) {
+    if (message.find(part) != std::string::npos) return true;
+    std::printf("the message is '%s', wanted '%s'\n", message.c_str(), part);
+    return false;
+}
+
+} // namespace
+
+TEST(rows_come_out_as_they_went_in) {
+    Random random(7);
+    for (TensorType type : TYPES)
+        for (int32_t rows : {1, 15, 16, 17, 48})
+            for (bool exact : {false, true}) {
+                constexpr int32_t COLUMNS = 96;
+                TensorSpec spec = random_tensor(random, "t", type, COLUMNS, rows);
+                Packed packed = pack(as_tensor(spec, COLUMNS, rows), exact);
+                EXPECT_EQ(packed.matrix.panels, (rows + 15) / 16);
+                std::vector<float> row(COLUMNS);
+                int32_t wrong = 0;
+                for (int32_t r = 0; r < rows; r++) {
+                    unpack_row(packed.matrix, r, row.data());
+                    for (int32_t c = 0; c < COLUMNS; c++)
+                        wrong += row[static_cast<size_t>(c)] != twin_weight(spec, COLUMNS, r, c);
+                }
+                EXPECT_EQ(wrong, 0);
+            }
+}
+
+// The kernels read panels on their own: a unit vector picks each weight out through them.
+TEST(kernels_see_the_same_weights) {
+    Random random(8);
+    constexpr int32_t COLUMNS = 64;
+    constexpr int32_t ROWS = 21;
+    for (TensorType type : TYPES) {
+        TensorSpec spec = random_tensor(random, "t", type, COLUMNS, ROWS);
+        Packed packed = pack(as_tensor(spec, COLUMNS, ROWS), false);
+        for (int32_t column : {0, 1, 15, 16, 31, 32, 63}) {
+            std::vector<float> x(COLUMNS), out(32, -1.0f);
+            x[static_cast<size_t>(column)] = 127.0f; // exact in int8 with a scale of 1
+            std::vector<int8_t> values(COLUMNS);
+            std::vector<float> scales(2);
+            std::vector<int32_t> sums(2);
+            const cpu::Ops& ops = cpu::ops_for(cpu::Isa::ref);
+            ops.quantise(x.data(), COLUMNS, values.data(), scales.data(), sums.data());
+            ops.matmul(packed.matrix,
+                       {x.data(), values.data(), scales.data(), sums.data(), COLUMNS}, 0, 1, 0,
+                       packed.matrix.panels, out.data(), ROWS);
+            for (int32_t r = 0; r < ROWS; r++) {
+                float wanted = 127.0f * twin_weight(spec, COLUMNS, r, column);
+                EXPECT_NEAR(out[static_cast<size_t>(r)], wanted, 1e-5f * std::fabs(wanted));
+            }
+            EXPECT_EQ(out[ROWS], -1.0f);
+        }
+    }
+}
+
+TEST(projections_of_one_kind_are_fused) {
+    std::shared_ptr<LoadedModel> model;
+    EXPECT(load_tiny({}, {}, &model).ok());
+    const FusedProjection& fused = model->weights.layers[1].query_key_value;
+    EXPECT_EQ(fused.part_count, 1);
+    EXPECT_EQ(fused.parts[0].rows, 64 + 32 + 32);
+    TinyLlama mixed;
+    mixed.value_type = TensorType::q8_0;
+    EXPECT(load_tiny(mixed, {}, &model).ok());
+    const FusedProjection& parts = model->weights.layers[0].query_key_value;
+    EXPECT_EQ(parts.part_count, 2);
+    EXPECT_EQ(parts.first_output[1], 96);
+    EXPECT(parts.parts[1].kind == cpu::WeightKind::u8);
+    EXPECT(model->weights.head.data == model->weights.embedding.data);
+}
+
+TEST(progress_rises_to_one) {
+    std::vector<float> seen;
+    LoadOptions options;
+    options.progress = [&](float fraction) { seen.push_back(fraction); };
+    std::shared_ptr<LoadedModel> model;
+    EXPECT(load_tiny({}, options, &model).ok());
+    EXPECT(seen.size() > 10 && seen.back() == 1.0f);
+    for (size_t i = 1; i < seen.size(); i++) EXPECT(seen[i] >= seen[i - 1]);
+}
+
+TEST(tensors_must_be_there_and_fit) {
+    TinyLlama missing;
+    missing.without = "blk.1.ffn_up";
+    EXPECT(mentions(load_error(missing), "no tensor 'blk.1.ffn_up.weight'"));
+    TinyLlama embedding;
+    embedding.without = "token_embd";
+    EXPECT(mentions(load_error(embedding), "no tensor 'token_embd.weight'"));
+    TinyLlama bias;
+    bias.extra = [](GgufBytes& file) {
+        Random random(1);
+        file.tensor(random_tensor(random, "blk.0.attn_q.bias", TensorType::f32, 64, 0));
+    };
+    EXPECT(mentions(load_error(bias), "'blk.0.attn_q.bias' is not part of"));
+    TinyLlama head;
+    head.extra = [](GgufBytes& file) {
+        Random random(1);
+        file.tensor(random_tensor(random, "output.weight", TensorType::f32, 64, 100));
+    };
+    EXPECT(mentions(load_error(head), "'output.weight' is 64 x 100, expected 64 x 101"));
+}
+
+TEST(load_options_are_checked) {
+    LoadOptions isa;
+    isa.isa = "mmx";
+    EXPECT(mentions(load_error({}, isa), "is no instruction set"));
+    LoadOptions threads;
+    threads.threads = limits::COMPUTE_THREADS_MAX + 1;
+    EXPECT(mentions(load_error({}, threads), "threads are outside"));
+    LoadOptions kv;
+    kv.kv_bytes = 1;
+    EXPECT(mentions(load_error({}, kv), "not even one page"));
+}

@@ -1,0 +1,160 @@
+// A small random llama model as a GGUF file: every size, weight type and extra key can be chosen.
+//
+// defines: TinyLlama, tiny_file, TemporaryFile, load_tiny
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "core/check.h"
+#include "core/model/model.h"
+#include "gguf_writer.h"
+#include "ops_testing.h"
+
+namespace sublimate::test {
+
+using cpu::testing::Random;
+
+struct TinyLlama {
+    int32_t layers = 2;
+    int32_t hidden = 64;
+    int32_t feed_forward = 96;
+    int32_t heads = 4;
+    int32_t kv_heads = 2;
+    int32_t head_dim = 16;
+    int32_t vocabulary = 101; // no whole panels
+    int32_t context = 256;
+    bool tied = true;
+    TensorType type = TensorType::q4_1;
+    TensorType value_type = TensorType::q4_1; // of attn_v: other than `type`, it is not fused
+    uint64_t seed = 1;
+    std::function<void(GgufBytes&)> extra; // more keys and tensors
+    std::string without;                   // a tensor left out
+};
+
+inline uint16_t half_bits(float value) { // small normal numbers only; rounds down
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    uint32_t exponent = (bits >> 23 & 0xFFu) - 112;
+    CHECK(exponent > 0 && exponent < 31);
+    return static_cast<uint16_t>((bits >> 16 & 0x8000u) | exponent << 10 | (bits >> 13 & 0x3FFu));
+}
+
+inline void append_half(std::vector<std::byte>& out, uint16_t half) {
+    out.push_back(static_cast<std::byte>(half & 0xFFu));
+    out.push_back(static_cast<std::byte>(half >> 8));
+}
+
+// Random weights of about 1 / sqrt(columns).
+inline TensorSpec random_tensor(Random& random, const std::string& name, TensorType type,
+                                int32_t columns, int32_t rows) {
+    TensorSpec spec = {name, type, {static_cast<uint64_t>(columns)}, {}};
+    if (rows > 0) spec.dimensions.push_back(static_cast<uint64_t>(rows));
+    int64_t count = int64_t{columns} * std::max(rows, 1);
+    float spread = 1.0f / std::sqrt(static_cast<float>(columns));
+    bool quantised =
+        type == TensorType::q4_0 || type == TensorType::q4_1 || type == TensorType::q8_0;
+    if (!quantised) {
+        for (int64_t i = 0; i < count; i++) {
+            float value = random.between(0.25f, 2.0f) * spread;
+            if (rows > 0 && random.below(2) == 0) value = -value;
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            if (type == TensorType::f16) append_half(spec.data, half_bits(value));
+            if (type != TensorType::f32 && type != TensorType::f16)
+                append_half(spec.data, static_cast<uint16_t>(bits >> 16));
+            for (int32_t b = 0; type == TensorType::f32 && b < 4; b++)
+                spec.data.push_back(static_cast<std::byte>(bits >> 8 * b & 0xFFu));
+        }
+        return spec;
+    }
+    float steps = type == TensorType::q8_0 ? 73.0f : 4.6f; // of a uniform integer, its deviation
+    for (int64_t block = 0; block < count / cpu::GROUP_COLUMNS; block++) {
+        float scale = random.between(0.5f, 1.5f) * spread / steps;
+        append_half(spec.data, half_bits(scale));
+        if (type == TensorType::q4_1)
+            append_half(spec.data, half_bits(-7.5f * scale * random.between(0.9f, 1.1f)));
+        for (int32_t i = 0; i < (type == TensorType::q8_0 ? 32 : 16); i++)
+            spec.data.push_back(static_cast<std::byte>(random.below(256)));
+    }
+    return spec;
+}
+
+inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
+    Random random(model.seed);
+    GgufBytes file;
+    auto number = [&](const char* key, int32_t value) {
+        file.value(std::string("llama.") + key, ValueType::u32, static_cast<uint32_t>(value));
+    };
+    file.text("general.architecture", "llama");
+    number("block_count", model.layers);
+    number("context_length", model.context);
+    number("embedding_length", model.hidden);
+    number("feed_forward_length", model.feed_forward);
+    number("attention.head_count", model.heads);
+    number("attention.head_count_kv", model.kv_heads);
+    number("attention.key_length", model.head_dim);
+    number("attention.value_length", model.head_dim);
+    file.value("llama.attention.layer_norm_rms_epsilon", ValueType::f32, 1e-5f);
+    auto add = [&](const std::string& name, TensorType type, int32_t columns, int32_t rows) {
+        TensorSpec spec = random_tensor(random, name + ".weight", type, columns, rows);
+        if (name != model.without) file.tensor(std::move(spec));
+    };
+    int32_t query = model.heads * model.head_dim;
+    int32_t kv = model.kv_heads * model.head_dim;
+    add("token_embd", model.type, model.hidden, model.vocabulary);
+    for (int32_t i = 0; i < model.layers; i++) {
+        std::string block = "blk." + std::to_string(i) + ".";
+        add(block + "attn_norm", TensorType::f32, model.hidden, 0);
+        add(block + "attn_q", model.type, model.hidden, query);
+        add(block + "attn_k", model.type, model.hidden, kv);
+        add(block + "attn_v", model.value_type, model.hidden, kv);
+        add(block + "attn_output", model.type, query, model.hidden);
+        add(block + "ffn_norm", TensorType::f32, model.hidden, 0);
+        add(block + "ffn_gate", model.type, model.hidden, model.feed_forward);
+        add(block + "ffn_up", model.type, model.hidden, model.feed_forward);
+        add(block + "ffn_down", model.type, model.feed_forward, model.hidden);
+    }
+    add("output_norm", TensorType::f32, model.hidden, 0);
+    if (!model.tied) add("output", model.type, model.hidden, model.vocabulary);
+    if (model.extra) model.extra(file);
+    return file.bytes();
+}
+
+class TemporaryFile {
+public:
+    explicit TemporaryFile(const std::vector<std::byte>& bytes) {
+        std::string name = (std::filesystem::temp_directory_path() / "tiny-XXXXXX").string();
+        int descriptor = mkstemp(name.data());
+        CHECK(descriptor >= 0);
+        close(descriptor);
+        path_ = name;
+        std::ofstream out(path_, std::ios::binary);
+        out.write(reinterpret_cast<const char*>(bytes.data()),
+                  static_cast<std::streamsize>(bytes.size()));
+    }
+    ~TemporaryFile() { std::filesystem::remove(path_); }
+    TemporaryFile(const TemporaryFile&) = delete;
+    TemporaryFile& operator=(const TemporaryFile&) = delete;
+    const std::string& path() const { return path_; }
+
+private:
+    std::string path_;
+};
+
+// Loads with 1 MiB of KV unless the options say otherwise. *model is empty after an error.
+inline Status load_tiny(const TinyLlama& tiny, LoadOptions options,
+                        std::shared_ptr<LoadedModel>* model) {
+    TemporaryFile file(tiny_file(tiny));
+    if (options.kv_bytes == 0) options.kv_bytes = 1 << 20;
+    if (options.threads == 0) options.threads = 2;
+    return load_model(file.path(), options, model);
+}
+
+} // namespace sublimate::test
