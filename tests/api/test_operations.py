@@ -25,6 +25,7 @@ from sublimate import _core
 from sublimate.config import EdgeSettings
 from sublimate.edge import access, routes
 from sublimate.edge.exchange import Request
+from sublimate.edge.prepare import prepare
 from test_errors import check_error
 
 KEYS = EdgeSettings(api_keys=("key-one", "key-two"))
@@ -359,7 +360,24 @@ def test_drain_ends_streams_at_its_limit() -> None:
         wait_until(served.idle)
 
 
-def test_drain_without_work_is_done_at_once(shared: Served) -> None:
+def test_drain_waits_for_requests_that_are_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    drained, prepared = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        prepared.wait(5)
+        return prepare(*arguments, **named)
+
+    monkeypatch.setattr("sublimate.edge.messages.prepare", slowly)
+    with serve() as served, served.connect() as sock:
+        sock.sendall(http_post(body("x" * 20_000), "/v1/messages/count_tokens"))
+        wait_until(lambda: served.call(lambda: len(served.server._tasks)) == 1)
+        served.call(lambda: served.server.drain(30, drained.set))
+        assert not drained.wait(0.1)
+        prepared.set()
+        assert read_reply(sock).json["input_tokens"] > 20_000 and drained.wait(5)
+
+
+def test_drain_without_work_is_done_at_once() -> None:
     drained = threading.Event()
     with serve() as served:
         served.call(lambda: served.server.drain(30, drained.set))

@@ -107,28 +107,31 @@ class EdgeServer:
 
     def handle(self, exchange: Exchange) -> None:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
-        if exchange.refusal is not None:
-            exchange.fail(exchange.refusal)
-        elif exchange.request.method == "OPTIONS":
-            self.access.preflight(exchange)
-        else:
-            self._call(exchange)
-        if exchange.answered:
-            self._note(exchange)
-
-    def _call(self, exchange: Exchange) -> None:
         try:
-            result = cast(Awaitable[None] | None, exchange.handler(self, exchange))
+            self._begin(exchange)
         except ApiError as error:
             exchange.fail(error)
         except Exception:
             LOG.exception("%s: a handler failed", exchange.request_id)
             exchange.fail(ApiError("internal"))
-        else:
-            if inspect.iscoroutine(result):
-                task = self.loop.create_task(self._run(exchange, result))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+        if exchange.answered:
+            self._note(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        if exchange.refusal is not None:
+            raise exchange.refusal
+        if exchange.request.method == "OPTIONS":
+            self.access.preflight(exchange)
+            return
+        result = cast(Awaitable[None] | None, exchange.handler(self, exchange))
+        if inspect.iscoroutine(result):
+            task = self.loop.create_task(self._run(exchange, result))
+            self._tasks.add(task)
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._tell_if_drained()
 
     async def _run(self, exchange: Exchange, story: Coroutine[Any, Any, None]) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from .. import _core
 from ..errors import ConfigError
 
 KIB = 1024
@@ -29,8 +30,8 @@ JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 
 # ---- Messages API --------------------------------------------------------------------------------
-STOP_SEQUENCES_MAX = 8
-STOP_SEQUENCE_BYTES_MAX = 256
+STOP_SEQUENCES_MAX = _core.LIMITS["STOP_STRINGS_MAX"]
+STOP_SEQUENCE_BYTES_MAX = _core.LIMITS["STOP_STRING_BYTES_MAX"]
 TEMPERATURE_MAX = 2.0
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MAX = 10.0
