@@ -127,6 +127,7 @@ class Vocabulary:
 class StreamEvent:
     """What one poll has for one request. Fields are plain; `data` is ready to send. A request that
     has nothing to say (all its text is held back or accumulates) has no event."""
+
     key: int
     """The caller's key from submit."""
     data: bytes
