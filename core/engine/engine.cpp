@@ -147,7 +147,8 @@ void Engine::run() {
             apply_locked();
         }
         beat();
-        if (!loop_->run_once()) sleep_until_work();
+        uint64_t submitted_before = submissions();
+        if (!loop_->run_once()) sleep_until_work(submitted_before);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     running_ = false;
@@ -176,12 +177,24 @@ bool Engine::submissions_pending() const {
     return false;
 }
 
+uint64_t Engine::submissions() const {
+    uint64_t sum = 0;
+    for (const auto& region : regions_)
+        if (region) sum += load_sequential(&region->view().control->submission_tail);
+    return sum;
+}
+
 // A short spin only where a core is spare: on a machine whose cores all compute, spinning would
 // take the time of the edge that is about to ring.
-void Engine::sleep_until_work() {
+//
+// submitted_before: submissions() before the iteration that found nothing to do. What was there
+// then is blocked (its edge does not read), and only a look now and then is worth it; what came
+// since is work.
+void Engine::sleep_until_work(uint64_t submitted_before) {
     static const bool spare_core = std::thread::hardware_concurrency() > 2;
     for (int32_t i = 0; spare_core && i < limits::SPIN_ROUNDS; i++) {
-        if (submissions_pending() || commands_pending_.load(std::memory_order_acquire)) return;
+        if (submissions() != submitted_before || commands_pending_.load(std::memory_order_acquire))
+            return;
         __builtin_ia32_pause();
     }
     pollfd waits[limits::EDGES_MAX + 1];
@@ -192,9 +205,12 @@ void Engine::sleep_until_work() {
         sleep_announce(&region->view().control->engine_sleeping);
         waits[count++] = {region->bell_fd(Bell::submission), POLLIN, 0};
     }
-    bool work = submissions_pending() || commands_pending_.load(std::memory_order_acquire) ||
+    bool work = submissions() != submitted_before ||
+                commands_pending_.load(std::memory_order_acquire) ||
                 stopping_.load(std::memory_order_acquire);
-    if (!work) poll(waits, count, loop_->has_requests() ? BLOCKED_POLL_MS : FOREVER_MS);
+    if (!work)
+        poll(waits, count,
+             loop_->has_requests() || submissions_pending() ? BLOCKED_POLL_MS : FOREVER_MS);
     for (auto& region : regions_) {
         if (!region) continue;
         sleep_end(&region->view().control->engine_sleeping);

@@ -67,7 +67,8 @@ private:
     void apply(const Command& command);
     void apply_locked();
     bool submissions_pending() const;
-    void sleep_until_work();
+    uint64_t submissions() const; // made by all attached edges since they attached
+    void sleep_until_work(uint64_t submitted_before);
     void beat();
 
     std::unique_ptr<EngineLoop> loop_;

@@ -54,7 +54,7 @@ public:
         return why ? why : "";
     }
 
-    // Every bucket once, on pages that no request owns yet: the caches, the branch predictors and
+    // Steps of four sizes, on pages that no request owns yet: the caches, the branch predictors and
     // the memory's first touch are paid here and not by the first request.
     void warm_up() override {
         CHECK_BECAUSE(loop_.outstanding() == 0, "warm-up while requests run");

@@ -17,7 +17,7 @@ REFERENCE = Path(__file__).parent / "smollm2-135m-q4_1.json"
 
 @pytest.fixture(scope="session")
 def golden() -> list[dict[str, Any]]:
-    """Cases with messages, rendered prompt, ids, greedy continuation, gaps and NLL of the prompt."""
+    """Cases: messages, rendered prompt, ids, greedy continuation, gaps, NLL of the prompt."""
     return json.loads(REFERENCE.read_text())["cases"]
 
 

@@ -37,7 +37,7 @@ def test_alone_and_among_31_others(
     subject = golden[6]["ids"]
     alone = answer(engine, subject, cache=False, **sampling)
     others = [golden[i % len(golden)]["ids"][: 20 + 7 * i] for i in range(31)]
-    batch = others[:15] + [subject] + others[15:]
+    batch = [*others[:15], subject, *others[15:]]
     together = engine.generate(batch, max_tokens=TOKENS, logprobs=2, cache=False, **sampling)[15]
     assert (together.token_ids, together.logprobs) == alone
 

@@ -53,7 +53,7 @@ def test_teacher_forced(engines: Engines, golden: list[Case], exact: bool, arith
 def test_greedy_tokens_follow_the_reference(
     engines: Engines, golden: list[Case], exact: bool
 ) -> None:
-    """Generated together in one batch: equal up to the first position whose gap is below the bar."""
+    """Generated in one batch: equal up to the first position whose gap is below the bar."""
     answers = engines(exact).generate([case["ids"] for case in golden], max_tokens=48)
     for case, answer in zip(golden, answers, strict=True):
         gaps = case["gaps"]
