@@ -81,9 +81,9 @@ nb::list gguf_tensors(const Gguf& file) {
 
 void bind_gguf(nb::module_& m) {
     nb::class_<Gguf>(m, "Gguf")
-        .def("__init__",
-             [](Gguf* self, const std::string& path) { new (self) Gguf(open_gguf(path)); },
-             "path"_a)
+        .def(
+            "__init__",
+            [](Gguf* self, const std::string& path) { new (self) Gguf(open_gguf(path)); }, "path"_a)
         .def_prop_ro("version", &Gguf::version)
         .def_prop_ro("file_bytes", &Gguf::file_bytes)
         .def_prop_ro("metadata", &gguf_metadata)
