@@ -5,7 +5,6 @@ usage: make_gguf_corpus.py [FOLDER]     (default: corpus/gguf beside this file)
 
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
@@ -92,7 +91,10 @@ def variants() -> dict[str, bytes]:
         ("llama.rope.scaling.factor", F32, 4.0),
         ("llama.rope.scaling.original_context_length", U32, 16),
     ]
-    change: Callable[[bytes, bytes], bytes] = lambda old, new: valid.replace(old, new, 1)  # noqa: E731
+
+    def change(old: bytes, new: bytes) -> bytes:
+        return valid.replace(old, new, 1)
+
     result = {f"type_{kind}": file(model_values(), model_tensors(kind)) for kind in BLOCKS}
     result |= {
         "version_2": file(model_values(), model_tensors(0), version=2),
