@@ -41,6 +41,7 @@ CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const Rope
     row_blocks_.resize(BLOCKS_MAX);
     attention_blocks_.resize(BLOCKS_MAX);
     row_pages_.resize(limits::STEP_ROWS_MAX);
+    row_arithmetic_.resize(limits::STEP_ROWS_MAX);
 }
 
 Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
@@ -104,6 +105,7 @@ void CpuModel::prepare_attention(const Step& step) {
             int32_t page = table[position / limits::PAGE_TOKENS];
             CHECK(page >= 0 && page < kv_.pages);
             row_pages_[static_cast<size_t>(row)] = page;
+            row_arithmetic_[static_cast<size_t>(row)] = segment.arithmetic;
         }
         for (int32_t i = 0; i < segment.row_count; i += ATTENTION_BLOCK_ROWS)
             attention_blocks_[static_cast<size_t>(attention_block_count_++)] = {
@@ -178,7 +180,9 @@ CpuModel::NormedRows CpuModel::norm_rows(int32_t thread, const float* weight, Fo
     NormedRows out = {&buffers_.normed, &buffers_.normed_pairs};
     if (plan_->repeats_norms) out = {&own.normed, &own.normed_pairs};
     auto norm_row = [&](int32_t row) {
-        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, form);
+        bool f32_only = !same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt;
+        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row,
+             f32_only ? Form::f32 : form);
     };
     if (plan_->repeats_norms) {
         for (int32_t row = 0; row < step_->row_count; row++) norm_row(row);
@@ -187,6 +191,10 @@ CpuModel::NormedRows CpuModel::norm_rows(int32_t thread, const float* weight, Fo
         pool_.barrier();
     }
     return out;
+}
+
+bool CpuModel::reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const {
+    return !quantised(matrix) || (arithmetic == Arithmetic::prompt && !same_arithmetic());
 }
 
 void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
@@ -217,7 +225,7 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
     int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
     float* out = buffers_.query_key_value + block.begin * stride + projection.first_output[part] +
                  begin * PANEL_ROWS;
-    if (!quantised(matrix)) {
+    if (reads_f32(matrix, block.arithmetic)) {
         multiply(matrix, *x.rows, block, begin, end, out, stride);
         return;
     }
@@ -266,6 +274,18 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     ops_.attention(call, kv_.layout);
 }
 
+void CpuModel::quantise_attended(const PackedMatrix& reader, int32_t item) const {
+    int32_t items_per_block = config_.heads / attention_heads_;
+    int32_t columns = attention_heads_ * config_.head_dim;
+    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
+    if (reads_f32(reader, arithmetic_of(block.first_row))) return;
+    int32_t first = item % items_per_block * columns;
+    for (int32_t row = block.first_row; row < block.first_row + block.row_count; row++)
+        buffers_.attended.quantise(ops_, row, first, columns,
+                                   buffers_.attended.f32 + int64_t{row} * config_.query_columns() +
+                                       first);
+}
+
 void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const FusedProjection& projection = layer.query_key_value;
@@ -289,23 +309,15 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
 
     // An item's channels are quantised by the item if they are whole groups, else in a phase of
     // their own.
-    bool wanted = quantised(layer.attention_output);
-    int32_t columns = attention_heads_ * config_.head_dim;
-    bool within = wanted && columns % GROUP_COLUMNS == 0;
+    bool within = attention_heads_ * config_.head_dim % GROUP_COLUMNS == 0;
     int32_t items_per_block = config_.heads / attention_heads_;
-    const ActivationBuffer& attended = buffers_.attended;
     pool_.share(thread, attention_block_count_ * items_per_block, [&](int32_t item) {
         attend(item, layer_index);
-        if (!within) return;
-        const AttentionBlock& block =
-            attention_blocks_[static_cast<size_t>(item / items_per_block)];
-        int32_t first = item % items_per_block * columns;
-        for (int32_t row = block.first_row; row < block.first_row + block.row_count; row++)
-            attended.quantise(ops_, row, first, columns,
-                              attended.f32 + int64_t{row} * config_.query_columns() + first);
+        if (within) quantise_attended(layer.attention_output, item);
     });
     pool_.barrier();
-    if (wanted && !within) {
+    const ActivationBuffer& attended = buffers_.attended;
+    if (!within && quantised(layer.attention_output)) {
         share_rows(thread, step_->row_count, [&](int32_t row) {
             attended.quantise(ops_, row, 0, config_.query_columns(),
                               attended.f32 + int64_t{row} * config_.query_columns());
@@ -350,7 +362,8 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Acti
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
         ops_.swiglu(gate + at, up + at, columns, gated);
-        if (quantised(layer.down)) buffers_.gated.quantise(ops_, row, first, columns, gated);
+        if (!reads_f32(layer.down, block.arithmetic))
+            buffers_.gated.quantise(ops_, row, first, columns, gated);
     }
 }
 

@@ -40,7 +40,8 @@ public:
     int32_t kv_pages() const { return kv_.pages; }
     const KvArena& kv() const { return kv_; }
     const Ops& ops() const { return ops_; }
-    // Whether prompt and generated rows give equal bits.
+    // Whether prompt and generated rows give equal bits. If not, the prompt's matmul reads f32
+    // activations.
     bool same_arithmetic() const { return ops_.matmul == ops_.matmul_prompt; }
 
     const float* forward(const Step& step);
@@ -86,12 +87,17 @@ private:
     void embed(int32_t row) const;
     void rope_and_append(int32_t row, int32_t layer_index) const;
     void attend(int32_t item, int32_t layer_index) const;
+    void quantise_attended(const PackedMatrix& reader, int32_t item) const;
     void gate_and_up(int32_t thread, const LayerWeights& layer, const ActivationBuffer& x,
                      int32_t item) const;
     void add_product(int32_t thread, const PackedMatrix& matrix, const ActivationBuffer& x,
                      int32_t panels_per_item, int32_t item) const;
     void project(int32_t thread, const FusedProjection& projection, const NormedRows& x,
                  int32_t item) const;
+    Arithmetic arithmetic_of(int32_t row) const {
+        return row_arithmetic_[static_cast<size_t>(row)];
+    }
+    bool reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const;
     void multiply(const PackedMatrix& matrix, const ActivationBuffer& x, const RowBlock& block,
                   int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) const;
     void norm(int32_t thread, const float* weight, const float* x, const NormedRows& out,
@@ -118,8 +124,9 @@ private:
     int32_t row_block_count_ = 0;
     std::vector<AttentionBlock> attention_blocks_;
     int32_t attention_block_count_ = 0;
-    int32_t attention_heads_ = 0;    // query heads per attention item
-    std::vector<int32_t> row_pages_; // (row) the page that its position lies in
+    int32_t attention_heads_ = 0;            // query heads per attention item
+    std::vector<Arithmetic> row_arithmetic_; // (row)
+    std::vector<int32_t> row_pages_;         // (row) the page that its position lies in
 };
 
 } // namespace sublimate::cpu

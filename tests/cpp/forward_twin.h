@@ -1,0 +1,205 @@
+// Driving the model step by hand, and its slow twin: the plain formulas in double precision.
+//
+// defines: Part, Driver, twin_logits
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/model/pack.h"
+#include "tiny_llama.h"
+
+namespace sublimate::test {
+
+using Logits = std::vector<float>; // (vocabulary)
+
+// Consecutive positions of one sequence in a step.
+struct Part {
+    int32_t sequence;
+    int32_t first_position;
+    int32_t count;
+    Arithmetic arithmetic = Arithmetic::prompt;
+};
+
+// Sequences of one length with their own pages. Pages start as NaN, so that reading a lane that no
+// row wrote shows.
+class Driver {
+public:
+    Driver(LoadedModel& model, std::vector<std::vector<int32_t>> tokens)
+        : model_(model), tokens_(std::move(tokens)) {
+        pages_ = static_cast<int32_t>(tokens_.front().size()) / limits::PAGE_TOKENS + 1;
+        const cpu::KvArena& kv = model.model->kv();
+        CHECK(pages_ * static_cast<int32_t>(tokens_.size()) <= kv.pages);
+        std::memset(kv.memory.data(), 0xFF,
+                    static_cast<size_t>(kv.layer_bytes * model.config.layers));
+        for (int32_t s = 0; s < static_cast<int32_t>(tokens_.size()); s++)
+            for (int32_t p = 0; p < pages_; p++)
+                table_.push_back(p * static_cast<int32_t>(tokens_.size()) + s);
+    }
+
+    // Makes page `index` of `sequence` the page of another sequence.
+    void share_page(int32_t sequence, int32_t index, int32_t owner) {
+        table_[static_cast<size_t>(sequence * pages_ + index)] =
+            table_[static_cast<size_t>(owner * pages_ + index)];
+    }
+
+    // One step; the logits of every row, in row order.
+    std::vector<Logits> step(const std::vector<Part>& parts) {
+        std::vector<int32_t> tokens, positions, logit_rows;
+        std::vector<Segment> segments;
+        for (const Part& part : parts) {
+            segments.push_back({part.sequence, static_cast<int32_t>(tokens.size()), part.count,
+                                part.first_position, part.first_position + part.count,
+                                part.arithmetic, 0, 0, 0});
+            for (int32_t i = 0; i < part.count; i++) {
+                int32_t position = part.first_position + i;
+                logit_rows.push_back(static_cast<int32_t>(tokens.size()));
+                positions.push_back(position);
+                tokens.push_back(
+                    tokens_[static_cast<size_t>(part.sequence)][static_cast<size_t>(position)]);
+            }
+        }
+        int32_t rows = static_cast<int32_t>(tokens.size());
+        Step step = {rows,
+                     static_cast<int32_t>(segments.size()),
+                     rows,
+                     pages_,
+                     tokens.data(),
+                     positions.data(),
+                     segments.data(),
+                     logit_rows.data(),
+                     table_.data()};
+        const float* logits = model_.model->forward(step);
+        std::vector<Logits> result;
+        for (int32_t r = 0; r < rows; r++, logits += model_.config.vocabulary)
+            result.emplace_back(logits, logits + model_.config.vocabulary);
+        return result;
+    }
+
+    // All positions of one sequence alone, in chunks of at most `chunk` rows.
+    std::vector<Logits> alone(int32_t sequence, int32_t chunk,
+                              Arithmetic arithmetic = Arithmetic::prompt) {
+        std::vector<Logits> all;
+        int32_t length = static_cast<int32_t>(tokens_[static_cast<size_t>(sequence)].size());
+        for (int32_t at = 0; at < length; at += chunk) {
+            auto some = step({{sequence, at, std::min(chunk, length - at), arithmetic}});
+            all.insert(all.end(), some.begin(), some.end());
+        }
+        return all;
+    }
+
+private:
+    LoadedModel& model_;
+    std::vector<std::vector<int32_t>> tokens_;
+    int32_t pages_ = 0;
+    std::vector<int32_t> table_;
+};
+
+inline std::vector<double> twin_product(const cpu::PackedMatrix& matrix,
+                                        const std::vector<double>& x) {
+    std::vector<float> row(x.size());
+    std::vector<double> out;
+    for (int32_t r = 0; r < matrix.rows; r++) {
+        unpack_row(matrix, r, row.data());
+        double sum = 0.0;
+        for (size_t c = 0; c < x.size(); c++) sum += double(row[c]) * x[c];
+        out.push_back(sum);
+    }
+    return out;
+}
+
+inline std::vector<double> twin_norm(const std::vector<double>& x, const float* weight,
+                                     double epsilon) {
+    double sum = 0.0;
+    for (double value : x) sum += value * value;
+    std::vector<double> out(x.size());
+    for (size_t c = 0; c < x.size(); c++)
+        out[c] = x[c] / std::sqrt(sum / double(x.size()) + epsilon) * double(weight[c]);
+    return out;
+}
+
+inline void twin_rope(std::vector<double>& x, size_t begin, size_t end, int32_t head_dim,
+                      int32_t position, const RopeTable& rope) {
+    for (size_t head = begin; head < end; head += static_cast<size_t>(head_dim))
+        for (size_t i = 0; i < rope.inverse_frequencies.size(); i++) {
+            double angle = double(position) * double(rope.inverse_frequencies[i]);
+            double cosine = std::cos(angle) * double(rope.magnitude);
+            double sine = std::sin(angle) * double(rope.magnitude);
+            double even = x[head + 2 * i];
+            double odd = x[head + 2 * i + 1];
+            x[head + 2 * i] = even * cosine - odd * sine;
+            x[head + 2 * i + 1] = odd * cosine + even * sine;
+        }
+}
+
+// History of one layer: roped keys and values of all positions so far.
+using History = std::vector<std::vector<double>>;
+
+inline std::vector<double> twin_attention(const ModelConfig& config,
+                                          const std::vector<double>& projected,
+                                          const History& history) {
+    size_t head_dim = static_cast<size_t>(config.head_dim);
+    size_t queries = static_cast<size_t>(config.query_columns());
+    size_t keys = static_cast<size_t>(config.kv_columns());
+    std::vector<double> out(queries);
+    for (size_t head = 0; head < static_cast<size_t>(config.heads); head++) {
+        size_t kv = head / static_cast<size_t>(config.group_heads()) * head_dim;
+        std::vector<double> weights;
+        double total = 0.0;
+        for (const std::vector<double>& past : history) {
+            double score = 0.0;
+            for (size_t c = 0; c < head_dim; c++)
+                score += projected[head * head_dim + c] * past[queries + kv + c];
+            weights.push_back(std::exp(score / std::sqrt(double(head_dim))));
+            total += weights.back();
+        }
+        for (size_t t = 0; t < history.size(); t++)
+            for (size_t c = 0; c < head_dim; c++)
+                out[head * head_dim + c] +=
+                    weights[t] / total * history[t][queries + keys + kv + c];
+    }
+    return out;
+}
+
+// Logits of every position of one sequence. `rope` is the model's table.
+inline std::vector<std::vector<double>> twin_logits(const LoadedModel& model, const RopeTable& rope,
+                                                    const std::vector<int32_t>& tokens) {
+    const ModelConfig& config = model.config;
+    double epsilon = double(config.norm_epsilon);
+    std::vector<History> histories(static_cast<size_t>(config.layers));
+    std::vector<std::vector<double>> result;
+    for (size_t position = 0; position < tokens.size(); position++) {
+        std::vector<float> embedded(static_cast<size_t>(config.hidden));
+        unpack_row(model.weights.embedding, tokens[position], embedded.data());
+        std::vector<double> x(embedded.begin(), embedded.end());
+        for (size_t l = 0; l < histories.size(); l++) {
+            const LayerWeights& layer = model.weights.layers[l];
+            std::vector<double> normed = twin_norm(x, layer.attention_norm, epsilon);
+            std::vector<double> projected;
+            for (int32_t p = 0; p < layer.query_key_value.part_count; p++) {
+                auto part = twin_product(layer.query_key_value.parts[p], normed);
+                projected.insert(projected.end(), part.begin(), part.end());
+            }
+            twin_rope(projected, 0,
+                      static_cast<size_t>(config.query_columns() + config.kv_columns()),
+                      config.head_dim, static_cast<int32_t>(position), rope);
+            histories[l].push_back(projected);
+            auto attended = twin_product(layer.attention_output,
+                                         twin_attention(config, projected, histories[l]));
+            for (size_t c = 0; c < x.size(); c++) x[c] += attended[c];
+            normed = twin_norm(x, layer.feed_forward_norm, epsilon);
+            auto gate = twin_product(layer.gate, normed);
+            auto up = twin_product(layer.up, normed);
+            for (size_t c = 0; c < gate.size(); c++)
+                gate[c] = gate[c] / (1.0 + std::exp(-gate[c])) * up[c];
+            auto down = twin_product(layer.down, gate);
+            for (size_t c = 0; c < x.size(); c++) x[c] += down[c];
+        }
+        result.push_back(
+            twin_product(model.weights.head, twin_norm(x, model.weights.final_norm, epsilon)));
+    }
+    return result;
+}
+
+} // namespace sublimate::test
