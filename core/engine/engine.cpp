@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "../cpu/allocations.h"
+
 namespace sublimate {
 
 namespace {
@@ -143,13 +145,16 @@ void Engine::run() {
     }
     while (!stopping_.load(std::memory_order_acquire)) {
         if (commands_pending_.load(std::memory_order_acquire)) {
+            cpu::watch_allocations(false); // an edge that comes or goes may cost some
             std::lock_guard<std::mutex> lock(mutex_);
             apply_locked();
         }
+        cpu::watch_allocations(true);
         beat();
         uint64_t submitted_before = submissions();
         if (!loop_->run_once()) sleep_until_work(submitted_before);
     }
+    cpu::watch_allocations(false);
     std::lock_guard<std::mutex> lock(mutex_);
     running_ = false;
     stopping_.store(false, std::memory_order_release);
