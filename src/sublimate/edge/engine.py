@@ -146,6 +146,11 @@ class EngineLink:
     def in_flight(self) -> int:
         return self._client.in_flight
 
+    @property
+    def slots_in_use(self) -> int:
+        """Slots of ring memory that requests hold; 0 at rest."""
+        return self._client.slots_in_use
+
     # ---- events --------------------------------------------------------------------------------
     def _on_bell(self) -> None:
         self._client.clear_bell()

@@ -197,6 +197,9 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
     yield preemptions
     for field, (name, text) in LOOP_GAUGES.items():
         yield _gauge(name, text, stats[field], labels)
+    yield _gauge(
+        "slots_in_use", "Slots of ring memory with a request.", engine.slots_in_use, labels
+    )
     total = max(1, stats["pages_total"])
     used = total - stats["pages_free"] - stats["pages_cached"]
     yield _gauge("kv_cache_usage_perc", "Share of pages with an owner.", used / total, labels)
