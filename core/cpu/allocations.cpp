@@ -64,6 +64,13 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
     return try_allocate(bytes, 0);
 }
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+    return try_allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment,
+                     const std::nothrow_t&) noexcept {
+    return try_allocate(bytes, static_cast<std::size_t>(alignment));
+}
 void operator delete(void* memory) noexcept {
     std::free(memory);
 }

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -18,19 +19,21 @@ namespace {
 // With requests in flight that nothing but a late mask or a slow reader can move, look again this
 // often.
 constexpr int BLOCKED_POLL_MS = 2;
+// After the last request: once more, so that the published figures say "idle".
+constexpr int SETTLING_POLL_MS = 1000;
 constexpr int FOREVER_MS = -1;
 
 void ring(int fd) {
     uint64_t one = 1;
     // EAGAIN means that the counter is already far from zero: the sleeper wakes all the same.
-    ssize_t written = write(fd, &one, sizeof(one));
-    static_cast<void>(written);
+    while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
 }
 
 void drain(int fd) {
     uint64_t count = 0;
-    ssize_t got = read(fd, &count, sizeof(count));
-    static_cast<void>(got);
+    while (read(fd, &count, sizeof(count)) < 0 && errno == EINTR) {
+    }
 }
 
 // From the loop's side of the token ring.
@@ -82,13 +85,13 @@ void Engine::detach(int32_t edge) {
 }
 
 std::string Engine::audit() {
-    submit_command({Command::Kind::inspect, 0, nullptr});
+    submit_command({Command::Kind::audit, 0, nullptr});
     std::lock_guard<std::mutex> lock(mutex_);
     return audit_;
 }
 
 StatsPage Engine::stats() {
-    submit_command({Command::Kind::inspect, 0, nullptr});
+    submit_command({Command::Kind::stats, 0, nullptr});
     std::lock_guard<std::mutex> lock(mutex_);
     return stats_;
 }
@@ -119,8 +122,10 @@ void Engine::apply(const Command& command) {
         loop_->detach(command.edge);
         regions_[command.edge].reset();
         break;
-    case Command::Kind::inspect:
+    case Command::Kind::stats:
         stats_ = loop_->stats();
+        break;
+    case Command::Kind::audit:
         audit_ = loop_->audit();
         break;
     }
@@ -178,7 +183,9 @@ void Engine::beat() {
 
 bool Engine::submissions_pending() const {
     for (const auto& region : regions_)
-        if (region && submission_pending(region->view())) return true;
+        if (region && submission_pending(region->view()) &&
+            load_acquire(&region->view().control->edge_lost) == 0)
+            return true;
     return false;
 }
 
@@ -213,9 +220,9 @@ void Engine::sleep_until_work(uint64_t submitted_before) {
     bool work = submissions() != submitted_before ||
                 commands_pending_.load(std::memory_order_acquire) ||
                 stopping_.load(std::memory_order_acquire);
-    if (!work)
-        poll(waits, count,
-             loop_->has_requests() || submissions_pending() ? BLOCKED_POLL_MS : FOREVER_MS);
+    bool blocked = loop_->has_requests() || submissions_pending();
+    int timeout_ms = blocked ? BLOCKED_POLL_MS : loop_->at_rest() ? FOREVER_MS : SETTLING_POLL_MS;
+    if (!work) poll(waits, count, timeout_ms);
     for (auto& region : regions_) {
         if (!region) continue;
         sleep_end(&region->view().control->engine_sleeping);

@@ -27,6 +27,7 @@ public:
     virtual void detach(int32_t edge) = 0;
     virtual bool run_once() = 0;           // false: nothing to do until a bell rings
     virtual bool has_requests() const = 0; // accepted requests without a terminal row
+    virtual bool at_rest() = 0;            // and its published figures say so
     virtual void warm_up() = 0;
     virtual std::string audit() = 0; // empty: page ownership is consistent
     virtual StatsPage stats() const = 0;
@@ -58,7 +59,7 @@ public:
 
 private:
     struct Command {
-        enum class Kind { attach, detach, inspect } kind;
+        enum class Kind { attach, detach, stats, audit } kind;
         int32_t edge;
         std::shared_ptr<Region> region;
     };
@@ -80,7 +81,7 @@ private:
     uint64_t submitted_ = 0, done_ = 0;  // under mutex_
     bool taken_[limits::EDGES_MAX] = {}; // under mutex_
     bool running_ = false;               // under mutex_
-    StatsPage stats_ = {};               // under mutex_; of the last inspect command
+    StatsPage stats_ = {};               // under mutex_; of the last command that asked
     std::string audit_;                  // under mutex_; likewise
     std::atomic<bool> commands_pending_{false};
     std::atomic<bool> stopping_{false};

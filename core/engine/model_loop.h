@@ -43,10 +43,14 @@ public:
 
     bool run_once() override {
         uint64_t steps = loop_.step_count();
+        loop_.set_utilization_ppm(roofline_.utilization_ppm(clock_.now_ns()));
         bool worked = loop_.run_once();
         if (loop_.step_count() != steps) roofline_.count_step(loop_.state().plan->rows);
-        loop_.set_utilization_ppm(roofline_.utilization_ppm(clock_.now_ns()));
         return worked;
+    }
+
+    bool at_rest() override {
+        return loop_.outstanding() == 0 && loop_.state().utilization_ppm == 0;
     }
 
     std::string audit() override {

@@ -66,6 +66,7 @@ struct Edge {
 SUBLIMATE_HD inline void edge_start(Edge& edge, const RegionView& view) {
     CHECK(view.control != nullptr && edge.record != nullptr && edge.cancel_seen != nullptr);
     edge.view = view;
+    store_release(&view.control->edge_lost, uint32_t{0});
     edge.attached = true;
     edge.lost = edge.damaged = edge.room = edge.waited_for_room = false;
     edge.live = edge.draining = edge.record_rows = edge.scan_slot = 0;

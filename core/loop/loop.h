@@ -99,7 +99,10 @@ public:
     uint64_t step_count() const { return state_.step_count; }
     StatsPage totals() const { return loop_totals(state_); }
     const LoopState& state() const { return state_; }
-    void set_utilization_ppm(uint64_t ppm) { state_.utilization_ppm = ppm; }
+    void set_utilization_ppm(uint64_t ppm) {
+        state_.worked_before |= ppm != state_.utilization_ppm; // so that it is published
+        state_.utilization_ppm = ppm;
+    }
 
     // Null if page ownership, lists and counts agree; else what is wrong. O(pages).
     const char* audit() const {

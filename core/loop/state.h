@@ -120,6 +120,7 @@ SUBLIMATE_HD inline void finish(LoopState& loop, int32_t index, const TokenRow& 
 SUBLIMATE_HD inline void lose(LoopState& loop, int32_t e) {
     Edge& edge = loop.edges[e];
     edge.lost = true;
+    store_release(&edge.view.control->edge_lost, uint32_t{1});
     edge.room = false;
     edge.record_rows = 0;
     edge.record_words = limits::STEP_HEADER_WORDS;

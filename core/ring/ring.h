@@ -6,7 +6,7 @@
 //   submission_push (release)              ------>  submission_pop (acquire)
 //   cancel_request (word of a slot)        ------>  cancel_requested, once per step
 //   mask words, then mask_publish          ------>  mask_ready
-//   token_pop                              <------  token_push, one record per publish
+//   token_pop                              <------  token_try_push, one record per publish
 //   Slots::release (after the terminal row)
 //
 // Free of host-only facilities: compiles for CUDA device code too. memfd and eventfd are in
@@ -126,6 +126,7 @@ struct RegionControl {
     alignas(limits::LINE_PAIR_BYTES) uint64_t token_tail;      // words produced
     alignas(limits::LINE_PAIR_BYTES) uint32_t engine_sleeping; // 1: ring the submission bell
     alignas(limits::LINE_PAIR_BYTES) uint64_t engine_heartbeat_ns;
+    uint32_t edge_lost; // 1: the loop gave this region up; the edge needs a new one
     alignas(limits::LINE_PAIR_BYTES) StatsPage stats;
 };
 
@@ -250,9 +251,10 @@ SUBLIMATE_HD inline int32_t submission_pop(RegionView& view) {
     uint64_t head = view.control->submission_head;
     uint64_t tail = load_acquire(&view.control->submission_tail);
     if (head == tail || tail - head > uint64_t{limits::SUBMISSION_RING_ENTRIES}) return -1;
-    auto slot = static_cast<int32_t>(view.submission[head & (limits::SUBMISSION_RING_ENTRIES - 1)]);
+    uint32_t slot = view.submission[head & (limits::SUBMISSION_RING_ENTRIES - 1)];
     store_release(&view.control->submission_head, head + 1);
-    return slot;
+    // Never -1, which would read as "empty" and lose the entry.
+    return slot < uint32_t{limits::SLOTS_MAX} ? static_cast<int32_t>(slot) : limits::SLOTS_MAX;
 }
 
 SUBLIMATE_HD inline bool submission_pending(const RegionView& view) {

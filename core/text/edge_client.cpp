@@ -167,8 +167,14 @@ EdgeClient::Lease EdgeClient::acquire(int64_t words) {
     return {lease.slot, lease.generation, {memory, capacity}};
 }
 
+// Whether the rings still connect us to a loop.
+bool EdgeClient::connected() {
+    broken_ |= load_acquire(&view_.control->edge_lost) != 0;
+    return !broken_;
+}
+
 ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRequest& request) {
-    if (broken_) return ClientStatus::engine_broken;
+    if (!connected()) return ClientStatus::engine_broken;
     if (!slots_.holds(slot, generation) || states_[slot] != State::acquired)
         return ClientStatus::not_held;
     int32_t* memory = view_.slot_memory(slot);
@@ -276,7 +282,7 @@ void EdgeClient::begin_poll() {
 
 bool EdgeClient::poll(std::vector<StreamEvent>& events) {
     events.clear();
-    if (broken_) return false;
+    if (!connected()) return false;
     begin_poll();
     // One ring's worth at most, so that an engine that never stops writing cannot keep the edge
     // here.

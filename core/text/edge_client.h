@@ -36,7 +36,7 @@ enum class ClientStatus : int32_t {
     bad_stop_strings,
     bad_record,    // the header does not describe what the slot can hold
     bad_mask,      // no such mask slot, or not mask_words long
-    engine_broken, // the engine damaged the rings
+    engine_broken, // the engine damaged the rings, or gave this edge up
 };
 
 // For a person; static storage.
@@ -138,6 +138,7 @@ private:
     void release(Stream& stream);
     void begin_poll();
     void collect_events(std::vector<StreamEvent>& events);
+    bool connected();
     void wake_engine();
 
     Region& region_;
@@ -150,7 +151,7 @@ private:
     std::vector<Stream*> touched_;                       // in this poll, in order
     int32_t in_flight_ = 0;
     int64_t stale_rows_ = 0;
-    bool broken_ = false;
+    bool broken_ = false; // for good; see connected
 };
 
 } // namespace sublimate

@@ -179,12 +179,14 @@ TEST(an_edge_that_reads_nothing_is_lost_after_the_deadline_and_not_by_a_clock_ju
     bench.clock.time_ns += 3600 * int64_t{1'000'000'000};
     bench.loop->run_once();
     EXPECT(!bench.loop->lost(0));
+    EXPECT_EQ(control.edge_lost, 0u);
     int32_t waited = 0;
     while (!bench.loop->lost(0) && waited++ < 1000) {
         bench.clock.time_ns += BLOCKED_TICK_MAX_NS;
         bench.loop->run_once();
     }
     EXPECT_EQ(waited, static_cast<int32_t>(limits::RING_FULL_DEADLINE_NS / BLOCKED_TICK_MAX_NS));
+    EXPECT_EQ(control.edge_lost, 1u); // the edge is told
     EXPECT_EQ(bench.loop->outstanding(), 0);
     EXPECT(bench.loop->audit() == nullptr);
     bench.loop->detach(0);

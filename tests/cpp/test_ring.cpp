@@ -84,12 +84,16 @@ static void test_submission_ring_wraps_and_fills() {
     view.control->submission_head = view.control->submission_tail = UINT64_MAX - 100;
     for (int round = 0; round < 3; round++) {
         for (int32_t i = 0; i < limits::SUBMISSION_RING_ENTRIES; i++)
-            EXPECT(submission_push(view, i));
+            EXPECT(submission_push(view, i % limits::SLOTS_MAX));
         EXPECT(!submission_push(view, 0));
         EXPECT(submission_pending(view));
         for (int32_t i = 0; i < limits::SUBMISSION_RING_ENTRIES; i++)
-            EXPECT_EQUAL(submission_pop(view), i);
+            EXPECT_EQUAL(submission_pop(view), i % limits::SLOTS_MAX);
         EXPECT_EQUAL(submission_pop(view), -1);
+    }
+    for (int32_t hostile : {limits::SLOTS_MAX, INT32_MAX, INT32_MIN, -1}) {
+        EXPECT(submission_push(view, hostile)); // an entry, whatever it says: never "empty"
+        EXPECT_EQUAL(submission_pop(view), limits::SLOTS_MAX);
     }
     view.control->submission_tail += uint64_t{limits::SUBMISSION_RING_ENTRIES} + 1;
     EXPECT_EQUAL(submission_pop(view), -1);
