@@ -1,64 +1,62 @@
-"""The default model against fp32 reference outputs, teacher-forced, by both arithmetics.
+"""Teacher-forced over every golden continuation: the default model against the fp32 reference.
 
-NLL bars: nats per token of the prompt. Gap bars: the reference's distance between its two best
-logits; below it the order may flip. Prompts and ids are compared in tests/unit/test_template.py
-and test_tokenizer.py.
+Both arithmetics, in the default and the exact mode. The bars are those of the design: arg-max at
+every position whose two best logits are far enough apart, and the mean negative log-likelihood of
+the prompt's tokens.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 
-import sublimate
+from sublimate import Engine
 
-Engines = Callable[[bool], sublimate.Engine]
-Case = dict[str, Any]
-
-GAP_BAR = {False: 0.5, True: 0.05}
-NLL_BAR_CASE = {False: 0.03, True: 0.001}
-END_OF_TURN = 2  # not part of an answer's tokens
-NLL_BAR_MEAN = {False: 0.01, True: 0.001}
-MODES = [(exact, arithmetic) for exact in (False, True) for arithmetic in ("prompt", "decode")]
+GOLDEN = Path(__file__).parent / "smollm2-135m-q4_1.json"
+CASES: list[dict[str, Any]] = msgspec.json.decode(GOLDEN.read_bytes())["cases"]
+# mode -> (gap above which the arg-max must agree, NLL over all tokens, NLL of one case)
+BARS = {"default": (0.5, 0.01, 0.03), "exact": (0.05, 0.001, 0.001)}
+KV_BYTES = 1 << 30
 
 
-def scores(engines: Engines, case: Case, exact: bool, arithmetic: str) -> tuple[float, list[int]]:
-    """(mean NLL of the prompt, arg-max before each token of the continuation)."""
-    ids = case["ids"] + case["greedy"]
-    logprobs, best = engines(exact).score(ids, arithmetic=arithmetic)
-    prompt = len(case["ids"])
-    return -float(np.mean(logprobs[1:prompt], dtype=np.float64)), best[prompt:].tolist()
+@pytest.fixture(scope="module", params=list(BARS))
+def mode_and_engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine]]:
+    with Engine("default", exact=request.param == "exact", kv_memory=KV_BYTES) as engine:
+        yield request.param, engine
 
 
-@pytest.mark.parametrize(("exact", "arithmetic"), MODES)
-def test_teacher_forced(engines: Engines, golden: list[Case], exact: bool, arithmetic: str) -> None:
-    errors: list[float] = []
-    weights: list[int] = []
-    positions = 0
-    for case in golden:
-        nll, best = scores(engines, case, exact, arithmetic)
-        errors.append(nll - case["nll"])
-        weights.append(len(case["ids"]) - 1)
-        assert abs(errors[-1]) <= NLL_BAR_CASE[exact], case["name"]
-        for index, (gap, token) in enumerate(zip(case["gaps"], case["greedy"], strict=True)):
-            if gap > GAP_BAR[exact]:
-                positions += 1
-                assert best[index] == token, f"{case['name']}: position {index}, gap {gap}"
-    assert positions > 400
-    assert abs(float(np.average(errors, weights=weights))) <= NLL_BAR_MEAN[exact]
+def test_there_are_cases() -> None:
+    assert len(CASES) == 15
+    assert sum(gap > 0.5 for case in CASES for gap in case["gaps"]) > 400
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_greedy_tokens_follow_the_reference(
-    engines: Engines, golden: list[Case], exact: bool
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arithmetic", ["prompt", "decode"])
+def test_every_continuation(
+    mode_and_engine: tuple[str, Engine],
+    arithmetic: Literal["prompt", "decode"],
+    record_property: Any,
 ) -> None:
-    """Generated in one batch: equal up to the first position whose gap is below the bar."""
-    answers = engines(exact).generate([case["ids"] for case in golden], max_tokens=48)
-    for case, answer in zip(golden, answers, strict=True):
-        gaps = case["gaps"]
-        sure = next((i for i, gap in enumerate(gaps) if gap <= GAP_BAR[exact]), len(gaps))
-        expected = [token for token in case["greedy"][:sure] if token != END_OF_TURN]
-        assert answer.token_ids[: len(expected)] == expected, case["name"]
-        if END_OF_TURN in case["greedy"][:sure]:
-            assert answer.finish_reason == "end_turn", case["name"]
+    mode, engine = mode_and_engine
+    gap_bar, mean_bar, case_bar = BARS[mode]
+    scores = engine.score([case["ids"] + case["greedy"] for case in CASES], arithmetic)
+    total, reference, tokens, worst = 0.0, 0.0, 0, 0.0
+    for case, (logprobs, argmax) in zip(CASES, scores, strict=True):
+        prompt = len(case["ids"])
+        sure = np.array(case["gaps"]) > gap_bar
+        expected = np.array(case["greedy"])
+        assert np.array_equal(argmax[prompt:][sure], expected[sure]), case["name"]
+        nll = -float(logprobs[1:prompt].astype(np.float64).sum())
+        difference = abs(nll / (prompt - 1) - case["nll"])
+        assert difference <= case_bar, f"{case['name']}: {difference:.5f}"
+        worst = max(worst, difference)
+        total, reference = total + nll, reference + case["nll"] * (prompt - 1)
+        tokens += prompt - 1
+    mean = abs(total - reference) / tokens
+    record_property(f"nll_{mode}_{arithmetic}", f"mean {mean:.5f}, worst case {worst:.5f}")
+    assert mean <= mean_bar
+    assert engine.audit() == ""
