@@ -21,16 +21,17 @@ from msgspec import Meta
 
 from .errors import ConfigError, nearest
 
-# These two repeat core/limits.h, so that reading settings needs no core; a test compares them.
+# These repeat core/limits.h, so that reading settings needs no core; a test compares them.
 CONTEXT_TOKENS_MAX = 131_072
 QUEUE_MAX = 384
+THREADS_MAX = 64
 
 PORT_MAX = 65535
-THREADS_MAX = 1024
 ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
 QUEUE_DEFAULT = 256
 DRAIN_SECONDS_MAX = 86_400
+WATCHDOG_SECONDS_MAX = 86_400
 ENVIRONMENT_PREFIX = "SUBLIMATE_"
 
 Profile = Literal["low-latency", "high-throughput", "long-context"]
@@ -60,7 +61,8 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
         bool, Meta(description="fp32 weights and arithmetic: slower, nearest to the reference.")
     ] = False
     threads: Annotated[
-        int, Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 chooses by measurement.")
+        int,
+        Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 takes the cores, 16 at most."),
     ] = 0
     isa: Annotated[
         Literal["", "ref", "portable", "avx2", "avx512", "amx"],
@@ -131,6 +133,14 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
         bool,
         Meta(description="If the engine cannot start, keep answering 503 with the reason."),
     ] = False
+    watchdog_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=WATCHDOG_SECONDS_MAX,
+            description="An engine that stands still for so long is restarted; 0 never.",
+        ),
+    ] = 30.0
     api_key_file: Annotated[
         str, Meta(description="File with one API key per line, added to api_keys.")
     ] = ""

@@ -1,6 +1,6 @@
 """Runs a Supervisor with the stub edge and a scripted engine; events as JSON lines on stdout.
 
-usage: run_supervisor.py SCRIPT_JSON [stay]
+usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS]
 """
 
 import sys
@@ -14,8 +14,10 @@ from sublimate.supervisor.supervise import Supervisor
 
 
 def main() -> int:
+    given = [word.removeprefix("watchdog=") for word in sys.argv if word.startswith("watchdog=")]
+    watchdog_seconds = float(given[0]) if given else ServerSettings().watchdog_seconds
     settings = Settings(
-        server=ServerSettings(port=0, stay="stay" in sys.argv),
+        server=ServerSettings(port=0, stay="stay" in sys.argv, watchdog_seconds=watchdog_seconds),
         engine=EngineSettings(script=sys.argv[1]),
         edge=EdgeSettings(drain_seconds=1.0),
     )

@@ -26,6 +26,7 @@ class StubEdge:
         self.listen: socket.socket | None = None
         self.client: _core.EdgeClient | None = None
         self.state: dict[str, object] = {"edge_pid": os.getpid(), "ups": 0, "losses": 0}
+        self.pair = 0
         self.flags = os.environ.get("STUB_EDGE_FLAGS", "")
 
     def run(self) -> None:
@@ -47,7 +48,8 @@ class StubEdge:
                 self.listen = socket.socket(fileno=fds[0])
                 self.listen.setblocking(False)
                 self.control.send(channel.EdgeReady(info={"template": "stub"}))
-            case channel.EngineUp():
+            case channel.EngineUp(edge=pair):
+                self.pair = pair
                 region = _core.Region.attach(*fds)
                 for fd in fds:
                     os.close(fd)
@@ -77,6 +79,10 @@ class StubEdge:
             reply = dict(self.state, engine=self.client is not None)
             if path == b"/run":
                 reply["ids"] = self.through_the_rings()
+            if path == b"/break":
+                self.client = None
+                for pair in (self.pair - 1, self.pair):
+                    self.control.send(channel.RegionBroken(edge=pair))
             if path == b"/exit":
                 os._exit(3)
             connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + msgspec.json.encode(reply))

@@ -64,6 +64,8 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
         ("SUBLIMATE_DRAIN_SECONDS", "-1", "drain_seconds"),
         ("SUBLIMATE_ISA", "avx1024", "expected one of"),
         ("SUBLIMATE_QUEUE_MAX", "0", "queue_max"),
+        ("SUBLIMATE_THREADS", "65", "threads"),
+        ("SUBLIMATE_WATCHDOG_SECONDS", "-1", "watchdog_seconds"),
     ],
 )
 def test_a_wrong_value_names_field_and_source(variable: str, value: str, said: str) -> None:
@@ -161,3 +163,4 @@ def test_bounds_equal_those_of_the_core() -> None:
 
     assert core.LIMITS["CONTEXT_TOKENS_MAX"] == config.CONTEXT_TOKENS_MAX
     assert core.LIMITS["QUEUE_MAX"] == config.QUEUE_MAX
+    assert core.LIMITS["COMPUTE_THREADS_MAX"] == config.THREADS_MAX

@@ -1,6 +1,7 @@
 """The supervisor's parts: control channel, back-off, one child, the listening socket."""
 
 import array
+import errno
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from sublimate.errors import ListenError
 from sublimate.supervisor import backoff
 from sublimate.supervisor.backoff import Backoff
 from sublimate.supervisor.listen import address_url, bind
+from sublimate.supervisor.watchdog import Watchdog
 from sublimate.supervisor.worker import Worker
 
 ANY = channel.ToEngine | channel.FromEngine
@@ -46,7 +48,6 @@ MESSAGES = [
     channel.Ready(info={"vocabulary": 10}),
     channel.Failed(message="no"),
     channel.Attached(edge=1),
-    channel.Detached(edge=1),
 ]
 
 
@@ -65,9 +66,9 @@ def test_the_wire_form_is_the_documented_one() -> None:
         settings=EdgeSettings(), log=LogSettings(), model_path="/m", model_name="m"
     )
     decoded = msgspec.json.decode(msgspec.json.encode(start))
-    assert decoded["op"] == "start" and decoded["listen"] is True
+    assert decoded["op"] == "start" and decoded["model_name"] == "m"
     for union, ops in (
-        (channel.FromEdge, {"ready", "drained"}),
+        (channel.FromEdge, {"ready", "region_broken", "drained"}),
         (channel.ToEdge, {"start", "engine_up", "engine_lost", "drain", "stop"}),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}
@@ -153,6 +154,41 @@ def test_back_off_doubles_to_its_limit_and_forgets_after_a_healthy_minute() -> N
     assert timer.ended(now + backoff.HEALTHY_SECONDS - 0.01) == backoff.LAST_SECONDS
     timer.started(now)
     assert timer.ended(now + backoff.HEALTHY_SECONDS) == backoff.FIRST_SECONDS
+
+
+def looks(dog: Watchdog, seconds: float, heartbeat_ns: int, begin: float) -> list[str]:
+    """What each look says while the heartbeat stands still."""
+    count = round(seconds / dog.look_seconds)
+    return [dog.look(begin + n * dog.look_seconds, heartbeat_ns) for n in range(1, count + 1)]
+
+
+def test_a_watchdog_has_two_stages_and_a_beat_ends_both() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+    assert looks(dog, 4.0, 0, 0.0) == ["beating"] * 4, "an engine that never beat counts too"
+    assert dog.look(5.0, 1) == "beating"
+    said = looks(dog, 30.0, 1, 5.0)
+    assert said == ["beating"] * 4 + ["stalled"] * 25 + ["hung"]
+    assert dog.look(36.0, 2) == "beating"
+    short = Watchdog(1.0)
+    assert short.stalled_seconds == 0.5 and short.look_seconds == 0.1
+
+
+def test_a_watchdog_waits_longer_where_steps_are_long() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 100.0)
+    assert dog.stalled_seconds == 200.0 and dog.hung_seconds == 400.0
+    dog.begin(0.0, 0.5)
+    assert dog.stalled_seconds == 5.0 and dog.hung_seconds == 30.0
+
+
+def test_a_watchdog_that_was_frozen_itself_accuses_nobody() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+    assert dog.look(1.0, 7) == "beating"
+    assert dog.look(3600.0, 7) == "beating"
+    assert dog.look(3601.0, 8) == "beating"
+    assert not Watchdog(0.0).enabled
 
 
 # ---- one child -----------------------------------------------------------------------------------
@@ -245,6 +281,30 @@ def test_restart_is_due_after_its_delay() -> None:
     delay = worker.plan_restart()
     assert delay == backoff.FIRST_SECONDS
     assert not worker.is_due(now) and worker.is_due(now + delay + 0.1)
+
+
+def test_a_start_that_fails_leaves_nothing_and_is_retried_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_process(module: str, incoming: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    def no_descriptor(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    worker = Worker("child", "unused", channel.FromEngine)
+    delays: list[float] = []
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            worker.start(no_process)
+        assert not worker.alive and worker.fds() == ()
+        delays.append(worker.plan_restart())
+    assert delays == [0.1, 0.2, 0.4]
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pidfd_open", no_descriptor)
+    with pytest.raises(OSError, match="Too many"):
+        worker.start(spawning("time.sleep(60)"))
+    assert not worker.alive and len(os.listdir("/proc/self/fd")) == before
 
 
 # ---- the listening socket ------------------------------------------------------------------------

@@ -6,10 +6,13 @@ defines: chat
 from __future__ import annotations
 
 import http.client
+import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,13 +28,21 @@ CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 STOP_SECONDS = 5.0
 ERROR_CHARACTERS = 300
+KEY_BYTES = 16
 HELP = "/new starts over, /exit (or Ctrl-D) ends, Ctrl-C stops an answer."
 
 
 def chat(
-    effective: Effective, *, url: str | None, system: str, max_tokens: int, temperature: float
+    effective: Effective,
+    *,
+    config: Path | None,
+    url: str | None,
+    system: str,
+    max_tokens: int,
+    temperature: float,
 ) -> ExitCode:
-    """Talk until the end of the input. Raises PeerError, EngineError."""
+    """Talk until the end of the input. config: the file that was named, for a server of our own.
+    Raises PeerError, EngineError."""
     settings = effective.settings
     default = f"http://{settings.server.host}:{settings.server.port}"
     key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
@@ -41,8 +52,9 @@ def chat(
     if url is not None or _answers(default):
         return _converse(url or default, key, options)
     errors.print(f"Nothing serves at {default}; starting a server for this chat ...")
-    with _own_server(effective) as own:
-        return _converse(own, "", options)
+    own_key = secrets.token_hex(KEY_BYTES)
+    with _own_server(effective, config, own_key) as own:
+        return _converse(own, own_key, options)
 
 
 def _connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
@@ -73,17 +85,27 @@ class _Line(msgspec.Struct):
 
 
 @contextmanager
-def _own_server(effective: Effective) -> Generator[str]:
-    """A server on a free port that ends with this chat. Raises EngineError."""
-    settings = effective.settings
+def _own_server(effective: Effective, config: Path | None, key: str) -> Generator[str]:
+    """A server on a free port that ends with this chat. Raises EngineError.
+
+    It reads the same file and environment as this command, but is for this chat alone: at loopback
+    and with a key of its own, and what the file may say about other clients does not hold.
+    """
+    engine = effective.settings.engine
     command = [sys.executable, "-m", "sublimate", "serve", "--port", "0", "--log-format", "json"]
-    command += ["--log-level", "error", "--model", settings.model]
-    if settings.engine.exact:
-        command.append("--exact")
-    if settings.engine.context_length:
-        command += ["--context-length", str(settings.engine.context_length)]
+    command += ["--log-level", "error", "--host", "127.0.0.1", "--no-stay"]
+    command += ["--profile-contract", "default", "--model", effective.settings.model]
+    command += ["--exact" if engine.exact else "--no-exact"]
+    command += ["--context-length", str(engine.context_length)]
+    if config is not None:
+        command += ["--config", str(config)]
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0
+        command,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        # Not as a flag, which every user of the machine could read.
+        env={**os.environ, "SUBLIMATE_API_KEYS": key},
     ) as server:
         try:
             yield _ready_url(server)
@@ -156,7 +178,7 @@ def _say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, 
             if delta.finished:
                 break
     except KeyboardInterrupt:
-        pieces.append(" ...")
+        out.file.write(" ...")  # for the person; the model did not say it
     except (OSError, http.client.HTTPException) as error:
         complain(f"The connection ended: {type(error).__name__}.")
         return ""

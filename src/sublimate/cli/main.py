@@ -56,6 +56,7 @@ def serve(
     host: flags.Host = None,
     port: flags.Port = None,
     stay: flags.Stay = None,
+    watchdog_seconds: flags.WatchdogSeconds = None,
     cache_dir: flags.CacheDir = None,
     context_length: flags.ContextLength = None,
     rope_scaling: flags.RopeScaling = None,
@@ -111,7 +112,12 @@ def chat(
         from .chat import chat as run
 
         return run(
-            effective, url=url, system=system, max_tokens=max_tokens, temperature=temperature
+            effective,
+            config=config,
+            url=url,
+            system=system,
+            max_tokens=max_tokens,
+            temperature=temperature,
         )
 
     _exit(run_guarded(action))

@@ -4,8 +4,8 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached, Detached), to the edge (Start, EngineUp, EngineLost, Drain, Stop), from it
-         (EdgeReady, Drained), Received, Channel
+         Attached), to the edge (Start, EngineUp, EngineLost, Drain, Stop), from it
+         (EdgeReady, RegionBroken, Drained), Received, Channel
 """
 
 from __future__ import annotations
@@ -72,28 +72,29 @@ class Failed(Message, frozen=True, tag="failed"):
 
 
 class Attached(Message, frozen=True, tag="attached"):
-    edge: int
+    """The region of that Attach is served. A Detach is followed without a word."""
 
-
-class Detached(Message, frozen=True, tag="detached"):
     edge: int
 
 
 # ---- supervisor -> edge ----
 class Start(Message, frozen=True, tag="start"):
-    """Begin to answer on the listening socket that travels with this message (if `listen`)."""
+    """Begin to answer on the listening socket that travels with this message."""
 
     settings: EdgeSettings
     log: LogSettings
     model_path: str
     model_name: str
-    listen: bool = True
 
 
 class EngineUp(Message, frozen=True, tag="engine_up"):
-    """An engine serves the region whose three descriptors travel with this message."""
+    """An engine serves the region whose three descriptors travel with this message.
+
+    `edge` names the pair, as in Attach; RegionBroken says it again.
+    """
 
     info: dict[str, Any]
+    edge: int = 0
 
 
 class EngineLost(Message, frozen=True, tag="engine_lost"):
@@ -119,14 +120,21 @@ class EdgeReady(Message, frozen=True, tag="ready"):
     info: dict[str, Any] = {}
 
 
+class RegionBroken(Message, frozen=True, tag="region_broken"):
+    """That pair's region cannot be used (any more), and what was in flight has got its error:
+    another one is needed. The engine may well live."""
+
+    edge: int
+
+
 class Drained(Message, frozen=True, tag="drained"):
     """No request is in flight any more."""
 
 
 ToEngine = Load | Attach | Detach | Stop
-FromEngine = Progress | Ready | Failed | Attached | Detached
+FromEngine = Progress | Ready | Failed | Attached
 ToEdge = Start | EngineUp | EngineLost | Drain | Stop
-FromEdge = EdgeReady | Drained
+FromEdge = EdgeReady | RegionBroken | Drained
 
 WORD_BYTES = array.array("i").itemsize
 RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * WORD_BYTES)

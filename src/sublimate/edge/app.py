@@ -64,6 +64,7 @@ class EdgeServer:
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.loop = asyncio.get_running_loop()
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
+        self._tell_broken: Callable[[], None] = lambda: None
         self._connections: set[HttpConnection] = set()
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
@@ -109,11 +110,8 @@ class EdgeServer:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
         try:
             self._begin(exchange)
-        except ApiError as error:
-            exchange.fail(error)
-        except Exception:
-            LOG.exception("%s: a handler failed", exchange.request_id)
-            exchange.fail(ApiError("internal"))
+        except Exception as error:
+            self._fail(exchange, error)
         if exchange.answered:
             self._note(exchange)
 
@@ -136,13 +134,22 @@ class EdgeServer:
     async def _run(self, exchange: Exchange, story: Coroutine[Any, Any, None]) -> None:
         try:
             await story
-        except ApiError as error:
-            exchange.fail(error)
-        except Exception:
-            LOG.exception("%s: a handler failed", exchange.request_id)
-            exchange.fail(ApiError("internal"))
+        except Exception as error:
+            self._fail(exchange, error)
         if exchange.answered:
             self._note(exchange)
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, ApiError):
+            exchange.fail(error)
+            return
+        LOG.error("%s: a handler failed", exchange.request_id, exc_info=error)
+        if isinstance(error, _core.CoreError):
+            # Submitting found the region broken before an event did.
+            self._engine_broke()
+            exchange.fail(self._unavailable_error())
+        else:
+            exchange.fail(ApiError("internal"))
 
     def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
         """One line in the log and one in the counters per answer."""
@@ -171,13 +178,25 @@ class EdgeServer:
             self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
 
     # ---- engine --------------------------------------------------------------------------------
-    def engine_up(self, region: _core.Region, info: dict[str, Any]) -> None:
-        """An engine serves this region from now on."""
+    def engine_up(
+        self,
+        region: _core.Region,
+        info: dict[str, Any],
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """An engine serves this region from now on. `on_broken` is called, once, when the region
+        turns out to be of no use; by then all that was in flight has got its error. Raises
+        CoreError if it is of no use from the start."""
         self.engine_lost()
-        self.engine = EngineLink(
-            self.loop, region, self.model.vocabulary, info, lambda: self.engine_lost()
-        )
+        self.engine = EngineLink(self.loop, region, self.model.vocabulary, info, self._engine_broke)
+        self._tell_broken = on_broken
         self.context_tokens = self.engine.context_tokens
+
+    def _engine_broke(self) -> None:
+        if self.engine is None:
+            return
+        self.engine_lost()
+        self._tell_broken()
 
     def engine_lost(self, reason: str = "", message: str = "") -> None:
         """The engine ended. In-flight requests end now; new ones are 503 until the next one."""

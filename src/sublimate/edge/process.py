@@ -24,6 +24,8 @@ from .log import configure
 from .server import create_server
 from .textmodel import load_text_model
 
+REGION_DESCRIPTORS = 3
+
 LOG = logging.getLogger("sublimate.edge")
 
 
@@ -85,11 +87,8 @@ class EdgeProcess:
 
     def _obey(self, server: EdgeServer, received: channel.Received[channel.ToEdge]) -> None:
         match received.message:
-            case channel.EngineUp(info=info):
-                region = _core.Region.attach(*received.fds)
-                for fd in received.fds:
-                    os.close(fd)
-                server.engine_up(region, info)
+            case channel.EngineUp() as up:
+                self._take_region(server, up, received.fds)
             case channel.EngineLost(reason=reason, message=message):
                 server.engine_lost(reason, message)
             case channel.Drain(seconds=seconds):
@@ -98,6 +97,22 @@ class EdgeProcess:
                 self._ended.set()
             case channel.Start():
                 LOG.error("a second start was ignored")
+
+    def _take_region(self, server: EdgeServer, up: channel.EngineUp, fds: tuple[int, ...]) -> None:
+        def broken() -> None:
+            self._tell(channel.RegionBroken(edge=up.edge))
+
+        try:
+            if len(fds) != REGION_DESCRIPTORS:
+                raise _core.CoreError("a region has three descriptors")
+            server.engine_up(_core.Region.attach(*fds), up.info, broken)
+        except _core.CoreError:
+            LOG.exception("the region of an engine cannot be used")
+            server.engine_lost()
+            broken()
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _tell(self, message: channel.Message) -> None:
         try:

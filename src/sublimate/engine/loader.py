@@ -5,6 +5,7 @@ defines: check_hardware, load_engine, scripted_engine
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,12 +48,14 @@ def load_engine(
             progress=progress,
         )
         engine = _core.LoopEngine.with_model(model)
+        begin = time.monotonic()
         engine.warm_up()
+        warm_up_seconds = time.monotonic() - begin
     except _core.CoreError as error:
         raise EngineError(str(error)) from None
     except MemoryError:
         raise EngineError(f"There is too little memory to load {model_path}.") from None
-    return engine, dict(model.info)
+    return engine, {**model.info, "warm_up_seconds": warm_up_seconds}
 
 
 def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
@@ -85,5 +88,6 @@ def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
         "resident_loop": True,
         "compute_path": "direct-kernel",
         "load_seconds": 0.0,
+        "warm_up_seconds": 0.0,
     }
     return engine, info

@@ -93,7 +93,6 @@ class EngineProcess:
                     if edge in self._edges:
                         engine.detach(self._edges[edge][0])
                         del self._edges[edge]
-                    self._control.send(channel.Detached(edge=edge))
                 case channel.Stop():
                     return
                 case channel.Load():

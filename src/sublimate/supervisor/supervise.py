@@ -5,6 +5,8 @@ restart is due. It holds no request and reads no client byte.
     pair:   fresh Region -> Attach to the engine -> Attached -> EngineUp to the edge -> forget it
     engine ends:  EngineLost to the edge at once; restart with back-off; Ready -> pair
     edge ends:    Detach to the engine; restart with back-off on the same listening socket; pair
+    region broke: the edge says so; Detach to the engine, then pair, with back-off
+    engine hangs: EngineLost to the edge; it goes on -> pair; it does not -> kill, so that it ends
     signal:       Drain to the edge -> Drained or the limit -> Stop; a second signal: kill
 
 defines: Supervisor
@@ -25,8 +27,10 @@ from ..config import Settings
 from ..control import channel
 from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
+from .backoff import Backoff
 from .listen import address_url
 from .reporter import Reporter
+from .watchdog import Watchdog
 from .worker import Worker
 
 ENGINE_MODULE = "sublimate.engine"
@@ -64,8 +68,18 @@ class Supervisor:
         self._engine_info: dict[str, Any] | None = None
         self._engine_said = ""
         self._edge_info: dict[str, Any] | None = None
+        self._engine_loaded = False
+        """At least once: what fails later may be transient."""
         self._region: _core.Region | None = None
+        """Of the pair, for its heartbeat."""
         self._pair = 0
+        self._pair_is_up = False
+        """EngineUp was sent and not taken back."""
+        self._pair_backoff = Backoff()
+        self._pair_at_seconds: float | None = None
+        self._watchdog = Watchdog(settings.server.watchdog_seconds)
+        self._look_at_seconds: float | None = None
+        self._stalled = False
         self._was_ready = False
         self._unavailable: channel.Failed | None = None
         self._drain_deadline_seconds: float | None = None
@@ -129,7 +143,7 @@ class Supervisor:
         self._restart_due()
 
     def _timeout_milliseconds(self) -> float | None:
-        times = [self._drain_deadline_seconds]
+        times = [self._drain_deadline_seconds, self._pair_at_seconds, self._look_at_seconds]
         for worker in (self._engine, self._edge):
             times += [worker.restart_at_seconds, worker.kill_at_seconds]
         due = [at for at in times if at is not None]
@@ -145,6 +159,23 @@ class Supervisor:
             self._start_engine()
         if self._edge.is_due(now):
             self._start_edge()
+        if self._pair_at_seconds is not None and now >= self._pair_at_seconds:
+            self._make_pair()
+        if self._look_at_seconds is not None and now >= self._look_at_seconds:
+            self._look_at_engine(now)
+
+    def _start(self, worker: Worker) -> bool:
+        """Start a child, or plan to try again: a full process or descriptor table passes."""
+        try:
+            worker.start(spawn)
+        except OSError as error:
+            why = f"it cannot be started: {error.strerror}"
+            if not self._was_ready and self._unavailable is None:
+                self._failure = self._failure or EngineError(f"The {worker.name}: {why}.")
+            else:
+                self._reporter.lost(worker.name, why, worker.plan_restart())
+            return False
+        return True
 
     def _on_signal(self) -> None:
         if self._drain_deadline_seconds is not None:
@@ -161,7 +192,8 @@ class Supervisor:
 
     # ---- engine --------------------------------------------------------------------------------
     def _start_engine(self) -> None:
-        self._engine.start(spawn)
+        if not self._start(self._engine):
+            return
         load = channel.Load(settings=self._settings.engine, model_path=self._model_path)
         self._engine.send(load)
 
@@ -172,6 +204,7 @@ class Supervisor:
                     self._reporter.loading(fraction)
                 case channel.Ready(info=info):
                     self._engine_info = info
+                    self._engine_loaded = True
                     self._make_pair()
                 case channel.Failed() as failed:
                     self._engine_failed(failed)
@@ -185,22 +218,22 @@ class Supervisor:
             self._engine_ended(why)
 
     def _engine_failed(self, failed: channel.Failed) -> None:
-        if self._settings.server.stay:
+        if self._engine_loaded:
+            self._engine_said = failed.message
+        elif self._settings.server.stay:
             self._unavailable = failed
             url = address_url(self._listen)
             self._reporter.unavailable(url, failed.reason, failed.message)
             self._tell_unavailable()
-        elif not self._was_ready:
+        else:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
             self._failure = kind(failed.message)
-        else:
-            self._engine_said = failed.message
 
     def _lose_engine(self) -> None:
         """Tell the edge, once, that the engine it works with is gone."""
         if self._engine_info is not None:
             self._engine_info = None
-            self._region = None
+            self._forget_region()
             self._edge.send(channel.EngineLost())
 
     def _engine_ended(self, why: str) -> None:
@@ -210,8 +243,9 @@ class Supervisor:
             return
         if self._failure is not None or self._drain_deadline_seconds is not None:
             return
-        if not self._was_ready:
-            self._failure = EngineError(f"The engine ended before it was ready: {why}.")
+        if not self._engine_loaded:
+            message = f"The engine ended before it was ready: {why}."
+            self._engine_failed(channel.Failed(message=message))
             return
         delay = self._engine.plan_restart()
         self._reporter.lost("engine", self._engine_said or why, delay)
@@ -224,7 +258,8 @@ class Supervisor:
 
     # ---- edge ----------------------------------------------------------------------------------
     def _start_edge(self) -> None:
-        self._edge.start(spawn)
+        if not self._start(self._edge):
+            return
         start = channel.Start(
             settings=self._settings.edge,
             log=self._settings.log,
@@ -241,6 +276,9 @@ class Supervisor:
                 case channel.EdgeReady(info=info):
                     self._edge_info = info
                     self._report_ready()
+                case channel.RegionBroken(edge=pair):
+                    if pair == self._pair and self._pair_is_up:
+                        self._plan_pair("the edge cannot use it")
                 case channel.Drained():
                     self._drained = True
                 case _:
@@ -250,8 +288,7 @@ class Supervisor:
 
     def _edge_ended(self, why: str) -> None:
         self._edge_info = None
-        self._region = None
-        self._engine.send(channel.Detach(edge=self._pair))
+        self._drop_pair()
         if self._drain_deadline_seconds is not None:
             self._drained = True
         elif not self._was_ready and self._unavailable is None:
@@ -263,27 +300,72 @@ class Supervisor:
     # ---- pair ----------------------------------------------------------------------------------
     def _make_pair(self) -> None:
         """A fresh region for the engine and the edge that live now."""
+        self._drop_pair()
         if self._engine_info is None or not self._edge.alive:
             return
         self._pair += 1
+        now = time.monotonic()
+        self._pair_backoff.started(now)
         try:
             self._region = _core.Region.create(int(self._engine_info["vocabulary"]))
         except _core.CoreError as error:
-            self._failure = EngineError(str(error))
+            if self._was_ready:
+                self._plan_pair(str(error))
+            else:
+                self._failure = EngineError(str(error))
             return
+        if self._watchdog.enabled:
+            self._watchdog.begin(now, float(self._engine_info.get("warm_up_seconds", 0.0)))
+            self._look_at_seconds = now + self._watchdog.look_seconds
         self._engine.send(channel.Attach(edge=self._pair), self._region.fds)
 
     def _complete_pair(self, pair: int) -> None:
         if pair != self._pair or self._region is None or self._engine_info is None:
             self._engine.send(channel.Detach(edge=pair))
             return
-        self._edge.send(channel.EngineUp(info=self._engine_info), self._region.fds)
-        # Both have it now; the supervisor needs nothing of it any more.
-        self._region = None
+        self._edge.send(channel.EngineUp(info=self._engine_info, edge=pair), self._region.fds)
+        self._pair_is_up = True
         self._report_ready()
 
+    def _plan_pair(self, why: str) -> None:
+        """The pair's region is of no use: another one, not at once if that happens often."""
+        self._drop_pair()
+        now = time.monotonic()
+        delay = self._pair_backoff.ended(now)
+        self._pair_at_seconds = now + delay
+        self._reporter.lost("region", why, delay)
+
+    def _drop_pair(self) -> None:
+        if self._region is not None:
+            self._engine.send(channel.Detach(edge=self._pair))
+        self._forget_region()
+
+    def _forget_region(self) -> None:
+        self._region = None
+        self._pair_is_up = self._stalled = False
+        self._pair_at_seconds = self._look_at_seconds = None
+
+    def _look_at_engine(self, now: float) -> None:
+        """Two stages: an engine that stands still is lost to the edge, and later killed."""
+        if self._region is None:
+            return
+        self._look_at_seconds = now + self._watchdog.look_seconds
+        state = self._watchdog.look(now, self._region.stats()["engine_heartbeat_ns"])
+        # The loop's own bell: one that sleeps beats before the next look.
+        os.eventfd_write(self._region.fds[1], 1)
+        if state == "hung":
+            self._look_at_seconds = None
+            limit = self._watchdog.hung_seconds
+            self._engine_said = f"it stood still for {limit:.0f} s and was killed"
+            self._engine.kill()
+        elif state == "stalled" and not self._stalled:
+            self._stalled = True
+            self._edge.send(channel.EngineLost())
+        elif state == "beating" and self._stalled:
+            self._plan_pair("the engine stood still and goes on")
+
     def _report_ready(self) -> None:
-        if self._edge_info is None or self._engine_info is None or self._region is not None:
+        if self._edge_info is None or self._engine_info is None or not self._pair_is_up:
             return
         self._was_ready = True
         self._reporter.ready(address_url(self._listen), self._engine_info, self._edge_info)

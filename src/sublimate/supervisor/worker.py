@@ -49,11 +49,18 @@ class Worker:
         return self._process.pid if self._process else 0
 
     def start(self, spawn: Spawn) -> None:
-        """Start the child. Raises OSError."""
+        """Start the child. Raises OSError (no process, no descriptor left), and then none runs."""
         self.restart_at_seconds = None
-        self._process, self._channel = spawn(self._module, self._incoming)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        # Also of a start that fails: else an old healthy life would keep the delay at its least.
         self._backoff.started(time.monotonic())
+        self._process, self._channel = spawn(self._module, self._incoming)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            self._close()
+            raise
 
     def fds(self) -> tuple[int, ...]:
         """What becomes readable when the child speaks or ends."""
