@@ -175,8 +175,9 @@ class Engine:
         """Answers to all prompts, in their order; as many at once as the loop runs.
 
         sampling: fields of Sampling (temperature, top_k, top_p, min_p, seed, stop_tokens,
-        ignore_eos, logprobs, penalties, logit_bias, profile, cache). Raises ValueError or TypeError
-        on a wrong one, RequestError if a request is refused or fails.
+        ignore_eos, logprobs, penalties, logit_bias, profile, cache). Raises TypeError on an unknown
+        one, RequestError on a wrong value and if a request is refused or fails, ValueError on a
+        wrong prompt.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is a list; for one prompt give [prompt]")
@@ -242,7 +243,7 @@ class Engine:
         try:
             sampling = msgspec.convert(given, Sampling)
         except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from None
+            raise RequestError(f"wrong sampling field: {error}") from None
         check_sampling(sampling, self._vocabulary_size)
         return sampling
 
@@ -294,13 +295,21 @@ class Engine:
             acquired = self._client.acquire(words)
             if acquired is None:
                 return False
-            flight.slot, flight.generation, view = acquired
+            slot, generation, view = acquired
             budget = min(flight.sampling.max_tokens, room)
-            write_request(view, flight.tokens, flight.sampling, token_budget=budget, flags=flags)
             key, self._next_key = self._next_key, self._next_key + 1
+            try:
+                write_request(
+                    view, flight.tokens, flight.sampling, token_budget=budget, flags=flags
+                )
+                flight.submitted()
+                self._client.submit(slot, generation, key, format="raw")
+            except BaseException:
+                # Either the loop owns the slot or nobody does.
+                self._client.discard(slot, generation)
+                raise
+            flight.slot, flight.generation = slot, generation
             self._flights[key] = flight
-            flight.submitted()
-            self._client.submit(flight.slot, flight.generation, key, format="raw")
         return True
 
     def _pump(self) -> None:

@@ -5,7 +5,6 @@ defines: request_words, check_sampling, write_request
 
 from __future__ import annotations
 
-import math
 import struct
 import time
 from collections.abc import Sequence
@@ -15,9 +14,13 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..config import PROFILES
+from ..errors import RequestError
 from .results import Sampling
 
 PENALTY_MAX = 2.0
+# Of float32, which is what the record holds; NaN and infinity compare as outside.
+FLOAT_MAX = float(np.finfo(np.float32).max)
+FLOAT_MIN = float(np.finfo(np.float32).tiny)
 WORD_BITS = 32
 WORD_MASK = (1 << WORD_BITS) - 1
 SIGN_BIT = 1 << (WORD_BITS - 1)
@@ -31,16 +34,15 @@ def request_words(prompt_tokens: int, sampling: Sampling, score: bool) -> int:
 
 
 def check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raises ValueError that names the field that is out of range."""
+    """Raises RequestError that names the field that is out of range."""
     limits = _core.LIMITS
     checks = {
         "max_tokens": 0 <= sampling.max_tokens <= limits["CONTEXT_TOKENS_MAX"],
-        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+        "temperature": 0 <= sampling.temperature <= FLOAT_MAX,
         "top_k": 0 <= sampling.top_k <= limits["VOCABULARY_MAX"],
         "top_p": 0 < sampling.top_p <= 1,
         "min_p": 0 <= sampling.min_p < 1,
-        "repetition_penalty": math.isfinite(sampling.repetition_penalty)
-        and sampling.repetition_penalty > 0,
+        "repetition_penalty": FLOAT_MIN <= sampling.repetition_penalty <= FLOAT_MAX,
         "presence_penalty": abs(sampling.presence_penalty) <= PENALTY_MAX,
         "frequency_penalty": abs(sampling.frequency_penalty) <= PENALTY_MAX,
         "seed": -(1 << 63) <= sampling.seed < 1 << 64,
@@ -48,11 +50,11 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
         "stop_tokens": len(sampling.stop_tokens) <= limits["STOP_TOKENS_MAX"]
         and all(0 <= token < vocabulary for token in sampling.stop_tokens),
         "logit_bias": len(sampling.logit_bias) <= limits["LOGIT_BIAS_MAX"]
-        and all(0 <= i < vocabulary and math.isfinite(b) for i, b in sampling.logit_bias),
+        and all(0 <= i < vocabulary and abs(b) <= FLOAT_MAX for i, b in sampling.logit_bias),
     }
     wrong = [name for name, right in checks.items() if not right]
     if wrong:
-        raise ValueError(f"out of range: {', '.join(wrong)}")
+        raise RequestError(f"out of range: {', '.join(wrong)}")
 
 
 def write_request(
