@@ -1,7 +1,8 @@
 """A whole server in this process: scripted loop on one thread, edge with uvloop on another, real
 sockets between it and the test.
 
-defines: Served, serve, post, Reply, exchange_bytes, wait_until
+defines: Served, serve, post, Reply, exchange_bytes, is_closed,
+is_cut, wait_until
 """
 
 import asyncio
@@ -219,7 +220,17 @@ def unchunk(data: bytes) -> bytes:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """The server has ended the connection (waits for it)."""
+    """The server has ended the connection in order (waits for it): a reset is no such end."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except (TimeoutError, ConnectionError):
+        return False
+    return True
+
+
+def is_cut(sock: socket.socket) -> bool:
+    """The server has ended the connection, in order or by a reset (waits for it)."""
     try:
         while sock.recv(1 << 16):
             pass

@@ -7,7 +7,10 @@ switch and three dictionaries between a ready frame and the socket.
     accept --header deadline--> head --body deadline--> body --> answer --idle deadline--> head ...
 
 What arrives while an answer is under way is parsed and waits; end of file or a reset cancels the
-answer at once. Any doubt about framing is a 400 and the end of the connection.
+answer at once. While answers wait unread in our memory no request is begun and nothing is read.
+Any doubt about framing is a 400 and the end of the connection, which lingers: our side is closed,
+what the client still sends is read and dropped, so that it sees the answer and not a reset.
+Whatever is being ended has a deadline.
 
 defines: Application, HttpConnection
 """
@@ -73,7 +76,10 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._refusal: ApiError | None = None
+        self._write_paused = False
+        self._wake_is_due = False
         self._lingering = False
+        self._unsent_deadline = 0.0
         self._dropped_bytes = 0
         self._pipelined_bytes = 0
         self._in_head = False
@@ -100,7 +106,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
         if not self._application.connection_opened(self):
+            # Counted nowhere, so it may not stay: a flood would take the last descriptors.
             self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
+            self.transport.close()
             return
         self._arm(self.limits.header_seconds)
 
@@ -108,7 +116,8 @@ class HttpConnection(asyncio.Protocol):
         if self._lingering or self._upgraded:
             self._drop(len(data))
             return
-        if self._current is not None and self._count_pipelined(len(data)):
+        is_ahead = self._current is not None or bool(self._waiting)
+        if is_ahead and self._count_pipelined(len(data)):
             return
         head_before, body_before = self._in_head, self._in_body
         try:
@@ -125,6 +134,8 @@ class HttpConnection(asyncio.Protocol):
         # A client that has closed its side reads no answer either. Told now, because the transport
         # may still wait for room to write what is queued.
         self._abandon()
+        if not self._lingering:
+            self._arm(limits.SEND_STALL_SECONDS)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,15 +156,29 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """More than unsent_bytes_max waits in our memory."""
+        self._write_paused = True
+        if self._lingering or self.transport.is_closing():
+            return  # has its deadline, and goes on to drop what comes
         if self._current is not None and self._current.streaming:
             self._current.slow_reader()
             self.transport.abort()
-        else:
-            self._arm(limits.SEND_STALL_SECONDS)
+            return
+        self.transport.pause_reading()
+        self._arm(limits.SEND_STALL_SECONDS)
 
     def resume_writing(self) -> None:
-        if self._current is None and not self._lingering:
-            self._arm(self.limits.keep_alive_seconds)
+        self._write_paused = False
+        if self._lingering or self.transport.is_closing():
+            return
+        self.transport.resume_reading()
+        self._deadline = None
+        if self._current is None:
+            self._rest()
+
+    def _has_room(self) -> bool:
+        """False while answers that nobody reads fill our memory. The transport tells it by
+        pause_writing, but some only at the end of the loop's turn."""
+        return not self._write_paused and self._unsent_bytes() <= self.limits.unsent_bytes_max
 
     # ---- parser --------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
@@ -216,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
-        if exchange is None:
+        if exchange is None or self._lingering:
             return
         self._in_body = False
         self._exchange = None
@@ -225,8 +250,11 @@ class HttpConnection(asyncio.Protocol):
         if len(self._waiting) >= limits.PIPELINED_REQUESTS_MAX:
             self._stop(ApiError("malformed_request"))
         self._waiting.append(exchange)
-        if self._current is None:
-            self._next()
+        if self._current is None and not self._wake_is_due:
+            if self._has_room():
+                self._next()
+            else:
+                self._wake()
 
     # ---- limits --------------------------------------------------------------------------------
     def _stop(self, error: ApiError) -> None:
@@ -249,7 +277,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange.refusal is not None:
             self._stop(exchange.refusal)
         expect = exchange.request.fields.get(b"expect", b"")
-        if expect.lower() == b"100-continue" and self._current is None:
+        is_next = self._current is None and not self._waiting and not self._lingering
+        if expect.lower() == b"100-continue" and is_next:
             self.transport.write(CONTINUE)
 
     def _check_progress(self, size: int, head_before: bool, body_before: bool) -> None:
@@ -270,7 +299,7 @@ class HttpConnection(asyncio.Protocol):
             ):
                 self._refuse(ApiError("chunk_overhead"))
                 return
-        if self._current is not None or self._lingering:
+        if self._current is not None or self._lingering or self._write_paused:
             return
         if self._in_head and not head_before:
             self._arm_at(self._started + self.limits.header_seconds)
@@ -301,16 +330,24 @@ class HttpConnection(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         deadline = self._deadline
-        if deadline is None or self.transport.is_closing():
+        if deadline is None:
             return
-        if self._loop.time() < deadline:
+        now = self._loop.time()
+        if now < deadline:
             self._arm_at(deadline)
+        elif self._lingering and now < self._unsent_deadline and self._unsent_bytes():
+            self._arm_at(min(now + limits.LINGER_SECONDS, self._unsent_deadline))
+        elif self._lingering or self._write_paused or self.transport.is_closing():
+            self.transport.abort()
         elif self._in_head:
             self._refuse(ApiError("headers_too_slow"))
         elif self._in_body and self._current is None:
             self._refuse(ApiError("body_too_slow"))
-        elif self._current is None or self._lingering:
+        elif self._current is None:
             self.transport.abort()
+
+    def _unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     # ---- answers -------------------------------------------------------------------------------
     def _next(self) -> None:
@@ -327,10 +364,16 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         self._pipelined_bytes = 0
         if not exchange.keep_alive or self._upgraded or self._application.draining:
-            self.transport.close()
-        elif self._waiting:
-            # Not from inside the handler of the one before.
-            self._loop.call_soon(self._next_waiting)
+            self._linger()
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """No answer is under way: the next one, or the deadline of what is awaited."""
+        if self._waiting:
+            self._wake()
+        elif self._write_paused:
+            return  # the deadline is that of what the client has not read
         elif self._in_head:
             self._arm(self.limits.header_seconds)
         elif self._in_body:
@@ -338,33 +381,62 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._arm(self.limits.keep_alive_seconds)
 
+    def _wake(self) -> None:
+        """Begin the next answer, not from inside the handler of the one before."""
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            self._loop.call_soon(self._next_waiting)
+
     def _next_waiting(self) -> None:
-        if self._current is None and self._waiting and not self.transport.is_closing():
+        self._wake_is_due = False
+        if self._current is not None or not self._waiting or self._lingering:
+            return
+        if self.transport.is_closing() or self._write_paused:
+            return  # resume_writing comes back to it
+        if self._has_room():
             self._next()
+        else:
+            self._wake()  # pause_writing comes before the next turn ends
 
     def close_if_idle(self) -> None:
         """For draining: nothing is under way here."""
+        if self._lingering or self.transport.is_closing():
+            return
         if self._current is None and not self._waiting and not self._in_body:
             self.transport.close()
+            self._arm(limits.SEND_STALL_SECONDS)
 
     def _refuse(self, error: ApiError) -> None:
         """Answer an error whatever state the request is in, and end the connection."""
-        if self._current is not None:
-            # An answer is under way: nothing can be said in between.
+        if self._lingering or self.transport.is_closing():
+            return
+        if self._current is not None or self._waiting:
+            # An answer is under way or owed: nothing can be said in between.
             self.transport.abort()
             return
         exchange = self._exchange
         if exchange is None:
             exchange = Exchange(self, Request("GET", b"", {}, True), False)
+        exchange.keep_alive = False
+        # Not the current one: `answered` would take it for an answer after which all is read.
+        exchange.fail(error)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close our side. The client's is read and dropped until it closes, or a bound is met: a
+        close with bytes unread would be a reset, which can take the answer from the client."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._lingering = True
         self._exchange = None
         self._in_head = self._in_body = False
-        self._lingering = True
-        exchange.keep_alive = False
-        self._current = exchange
-        exchange.fail(error)
-        self._current = None
+        self._body = []
+        self._abandon()
+        if self._write_paused:
+            self.transport.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self._unsent_deadline = self._loop.time() + limits.SEND_STALL_SECONDS
         self._arm(limits.LINGER_SECONDS)
 
     def _drop(self, size: int) -> None:

@@ -47,12 +47,14 @@ PIPELINED_REQUESTS_MAX = 16
 """Requests that may wait behind the one being answered on a connection."""
 PIPELINED_BYTES_MAX = 64 * KIB
 """Bytes that may arrive while one is being answered; then the connection is cut."""
-LINGER_SECONDS = 2.0
-"""After an early refusal: how long the rest of the body is read and dropped, so that the client
-sees the answer and not a reset."""
-LINGER_BYTES_MAX = 4 * MIB
+LINGER_SECONDS = 5.0
+"""After the last answer of a connection: how long what the client still sends is read and dropped,
+so that it sees the answer and not a reset. Most clients send all of a body before they read."""
+LINGER_BYTES_MAX = 64 * MIB
+"""The same in bytes: twice the largest body, so that one somewhat too large still gets its 413.
+Dropped bytes cost a read each and no memory."""
 SEND_STALL_SECONDS = 60.0
-"""A finished answer that the client does not read."""
+"""From when on answers wait in our memory: their client takes them within this or is cut off."""
 CHUNK_OVERHEAD_BYTES_MIN = 100_000
 """From this many body bytes on the wire, chunk framing may not exceed the next share of them."""
 CHUNK_OVERHEAD_SHARE_MAX = 0.8
