@@ -115,6 +115,8 @@ PREFLIGHT = {
     "anthropic-dangerous-direct-browser-access,content-type,x-stainless-os",
 }
 
+OWN_PAGE = "http://localhost:3000"
+
 
 def test_cors_by_list() -> None:
     settings = EdgeSettings(cors_origins=("https://app.test",), api_keys=("k",))
@@ -125,7 +127,10 @@ def test_cors_by_list() -> None:
         assert reply.headers["access-control-allow-origin"] == "https://app.test"
         names = reply.headers["access-control-allow-headers"].split(", ")
         assert set(PREFLIGHT["access-control-request-headers"].split(",")) <= set(names)
-        for origin in ("https://evil.test", "http://localhost:3000", "https://app.test.evil"):
+        own = served.client.options("/v1/messages", headers={"origin": OWN_PAGE, **PREFLIGHT})
+        assert own.status_code == 204, "a list adds to the pages of this machine"
+        assert own.headers["access-control-allow-origin"] == OWN_PAGE
+        for origin in ("https://evil.test", "http://localhost.evil", "https://app.test.evil"):
             refused = served.client.options("/v1/messages", headers={"origin": origin, **PREFLIGHT})
             check_error(refused, 403)
             assert "access-control-allow-origin" not in refused.headers

@@ -97,10 +97,7 @@ class Access:
         if self._any_origin or origin in self._origins:
             return True
         # A page of this machine, whatever its port: the same person.
-        return (
-            any(origin == local or origin.startswith(f"{local}:") for local in LOOPBACK_ORIGINS)
-            and not self._origins
-        )
+        return any(origin == local or origin.startswith(f"{local}:") for local in LOOPBACK_ORIGINS)
 
     def _origin_headers(self, origin: str) -> list[Header]:
         return [

@@ -56,7 +56,7 @@ def write_record(
     if seed is None:
         seed = secrets.randbits(SEED_BITS)
     else:
-        flags |= _core.FLAGS.get("seeded", 0)
+        flags |= _core.FLAGS["seeded"]
     words = [0] * _HEADER_WORDS
     put = words.__setitem__
     put(_FIELDS["profile"], PROFILES.index(profile))
