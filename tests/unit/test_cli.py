@@ -1,9 +1,11 @@
 """The command line: help, exit codes, what a wrong flag says, JSON for machines."""
 
+import http.server
 import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,45 @@ def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
         ["one", "answer", "two"],
         ["three"],
     ]
+
+
+class Talker(http.server.BaseHTTPRequestHandler):
+    """Answers with two words; between them the person at the terminal presses Ctrl-C."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for word in ("one ", "two"):
+            delta = {"type": "text_delta", "text": word}
+            event = {"type": "content_block_delta", "index": 0, "delta": delta}
+            self.wfile.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_an_interrupted_answer_is_kept_as_the_model_said_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = chat.read_event
+    events = 0
+
+    def interrupted(data: bytes) -> Any:
+        nonlocal events
+        events += 1
+        if events == 2:
+            raise KeyboardInterrupt
+        return real(data)
+
+    monkeypatch.setattr(chat, "read_event", interrupted)
+    with http.server.HTTPServer(("127.0.0.1", 0), Talker) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        options: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "system": ""}
+        said = chat._say(url, "", [{"role": "user", "content": "x"}], options)
+        thread.join()
+    assert said == "one ", "what is sent back is what the model wrote"
+    assert "one  ..." in capsys.readouterr().out
 
 
 def test_chat_refuses_what_is_no_url() -> None:

@@ -64,7 +64,6 @@ class EdgeServer:
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.loop = asyncio.get_running_loop()
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
-        self._tell_broken: Callable[[], None] = lambda: None
         self._connections: set[HttpConnection] = set()
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
@@ -144,12 +143,7 @@ class EdgeServer:
             exchange.fail(error)
             return
         LOG.error("%s: a handler failed", exchange.request_id, exc_info=error)
-        if isinstance(error, _core.CoreError):
-            # Submitting found the region broken before an event did.
-            self._engine_broke()
-            exchange.fail(self._unavailable_error())
-        else:
-            exchange.fail(ApiError("internal"))
+        exchange.fail(ApiError("internal"))
 
     def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
         """One line in the log and one in the counters per answer."""
@@ -188,15 +182,21 @@ class EdgeServer:
         turns out to be of no use; by then all that was in flight has got its error. Raises
         CoreError if it is of no use from the start."""
         self.engine_lost()
-        self.engine = EngineLink(self.loop, region, self.model.vocabulary, info, self._engine_broke)
-        self._tell_broken = on_broken
-        self.context_tokens = self.engine.context_tokens
+        link = EngineLink(
+            self.loop,
+            region,
+            self.model.vocabulary,
+            info,
+            lambda: self._engine_broke(link, on_broken),
+        )
+        self.engine = link
+        self.context_tokens = link.context_tokens
 
-    def _engine_broke(self) -> None:
-        if self.engine is None:
-            return
-        self.engine_lost()
-        self._tell_broken()
+    def _engine_broke(self, link: EngineLink, tell: Callable[[], None]) -> None:
+        # A request that was long in preparation may still hold the link before this one.
+        if self.engine is link:
+            self.engine_lost()
+            tell()
 
     def engine_lost(self, reason: str = "", message: str = "") -> None:
         """The engine ended. In-flight requests end now; new ones are 503 until the next one."""

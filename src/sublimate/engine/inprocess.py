@@ -298,6 +298,7 @@ class Engine:
             slot, generation, view = acquired
             budget = min(flight.sampling.max_tokens, room)
             key, self._next_key = self._next_key, self._next_key + 1
+            self._flights[key] = flight
             try:
                 write_request(
                     view, flight.tokens, flight.sampling, token_budget=budget, flags=flags
@@ -305,12 +306,19 @@ class Engine:
                 flight.submitted()
                 self._client.submit(slot, generation, key, format="raw")
             except BaseException:
-                # Either the loop owns the slot or nobody does.
-                self._client.discard(slot, generation)
+                self._take_back(key, slot, generation)
                 raise
             flight.slot, flight.generation = slot, generation
-            self._flights[key] = flight
         return True
+
+    def _take_back(self, key: int, slot: int, generation: int) -> None:
+        """After an error: either the loop owns the slot, and then it ends the request, or nobody
+        does."""
+        try:
+            self._client.discard(slot, generation)
+            del self._flights[key]
+        except ValueError:
+            self._client.cancel(slot, generation)
 
     def _pump(self) -> None:
         """Take what has arrived, or wait a moment for it."""
