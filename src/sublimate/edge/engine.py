@@ -10,6 +10,7 @@ defines: Listener, Ticket, EngineLink
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -40,6 +41,10 @@ class Listener(Protocol):
     def on_event(self, event: _core.StreamEvent, now_seconds: float) -> None: ...
 
     def engine_lost(self) -> None: ...
+
+    def broken(self) -> None:
+        """One of the others raised: a bug of ours. Ends the request."""
+        ...
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +86,8 @@ class EngineLink:
         self._on_broken = on_broken
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
+        self._sign_of_life_ns = 0
+        """When the engine had nothing to do, or the last event came, whichever is later."""
         self._bell: int = region.fds[2]
         self._open = True
         self.page_tokens = _core.LIMITS["PAGE_TOKENS"]
@@ -89,12 +96,22 @@ class EngineLink:
         self.context_tokens = min(context, pages) if pages else context
         """Prompt and answer of one request: also what fits into an empty pool of pages."""
         loop.add_reader(self._bell, self._on_bell)
-        self._pump()
+        # Not from here: whoever is told that it broke must know it first.
+        loop.call_soon(self._pump)
 
     # ---- requests ------------------------------------------------------------------------------
     def submit(self, request: Submission, listener: Listener, queue_max: int) -> Ticket:
-        """Hand a request to the loop. Raises ApiError (529) if there is no room for it."""
+        """Hand a request to the loop. Raises ApiError: 529 if there is no room for it, 503 if the
+        engine broke the ring, which ends this link."""
         self._check_room(queue_max)
+        try:
+            return self._submit(request, listener)
+        except _core.CoreError:
+            LOG.exception("the engine broke the ring protocol")
+            self._on_broken()
+            raise _unavailable() from None
+
+    def _submit(self, request: Submission, listener: Listener) -> Ticket:
         words = request_words(len(request.ids), request.sampling)
         lease = self._client.acquire(words)
         if lease is None:
@@ -102,6 +119,8 @@ class EngineLink:
         slot, generation, view = lease
         key = self._next_key
         self._next_key += 1
+        if self._client.in_flight == 0:
+            self._sign_of_life_ns = time.monotonic_ns()
         try:
             write_record(
                 view,
@@ -124,7 +143,8 @@ class EngineLink:
             )
         except BaseException:
             # Either the loop owns the slot or nobody does.
-            self._client.discard(slot, generation)
+            with contextlib.suppress(ValueError, _core.CoreError):
+                self._client.discard(slot, generation)
             raise
         self._listeners[key] = listener
         return Ticket(slot, generation)
@@ -172,13 +192,15 @@ class EngineLink:
         self._loop.call_soon(self._pump)
 
     def _deliver(self, events: list[_core.StreamEvent]) -> None:
+        if events:
+            self._sign_of_life_ns = time.monotonic_ns()
         now = time.monotonic()
         for event in events:
             listener = self._listeners.get(event.key)
             if event.finished:
                 self._listeners.pop(event.key, None)
             if listener is not None:
-                listener.on_event(event, now)
+                _guarded(listener, lambda to=listener, of=event: to.on_event(of, now))
 
     # ---- state ---------------------------------------------------------------------------------
     def stats(self) -> dict[str, int]:
@@ -186,14 +208,26 @@ class EngineLink:
         return self._region.stats()
 
     def is_healthy(self) -> bool:
-        """No work waits, or a step has ended not long ago."""
+        """No work waits, or the engine has done something not long ago.
+
+        What the loop wrote last says nothing if the loop stands still: that it owes something is
+        known here, by what is in flight. An idle loop sleeps, so its silence counts from the
+        submission that should have woken it.
+        """
         stats = self._region.stats()
+        now_ns = time.monotonic_ns()
+        last_step_ns = stats["last_step_ns"]
+        if self._client.in_flight:
+            alive_ns = max(self._sign_of_life_ns, stats["engine_heartbeat_ns"])
+            if now_ns - alive_ns > STEP_AGE_TRIP_NS:
+                return False
+            # The first step after a rest is not as old as the one before the rest.
+            last_step_ns = max(last_step_ns, self._sign_of_life_ns)
         if stats["running"] == 0 and stats["waiting"] == 0:
             return True
         if stats["oldest_waiting_ns"] > STEP_AGE_TRIP_NS and stats["running"] == 0:
             return False
-        age_ns = time.monotonic_ns() - stats["last_step_ns"]
-        return stats["last_step_ns"] == 0 or age_ns < STEP_AGE_TRIP_NS
+        return last_step_ns == 0 or now_ns - last_step_ns < STEP_AGE_TRIP_NS
 
     def close(self) -> None:
         """Forget the region; every listener is told that the engine is lost."""
@@ -204,4 +238,20 @@ class EngineLink:
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
-            listener.engine_lost()
+            _guarded(listener, listener.engine_lost)
+
+
+def _unavailable() -> ApiError:
+    return ApiError("engine_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
+
+
+def _guarded(listener: Listener, action: Callable[[], None]) -> None:
+    """What one listener raises ends its own request and leaves the others alone."""
+    try:
+        action()
+    except Exception:
+        LOG.exception("an answer failed")
+        try:
+            listener.broken()
+        except Exception:
+            LOG.exception("an answer could not be ended")
