@@ -79,11 +79,4 @@ void SseWriter::message_stop() {
     out_.append("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
 }
 
-void SseWriter::error(std::string_view message) {
-    out_.append("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\","
-                "\"message\":");
-    json_string(message, out_);
-    out_.append("}}\n\n");
-}
-
 } // namespace sublimate

@@ -18,8 +18,8 @@ struct Usage {
 };
 
 // Appends whole frames ("event: T\ndata: JSON\n\n") to a string. Grammar, which the caller keeps:
-//   message_start [block_start text_delta+ block_stop] message_delta message_stop   or, at any
-//   point, error
+//   message_start [block_start text_delta+ block_stop] message_delta message_stop
+// Errors are not made here: their texts are in the edge's one table (src/sublimate/edge/errors.py).
 class SseWriter {
 public:
     explicit SseWriter(std::string& out) : out_(out) {}
@@ -32,7 +32,6 @@ public:
     void message_delta(std::string_view stop_reason, const std::string_view* stop_sequence,
                        const Usage& usage);
     void message_stop();
-    void error(std::string_view message); // type api_error
 
 private:
     void number(int64_t value);

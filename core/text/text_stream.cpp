@@ -12,8 +12,6 @@ namespace {
 // Buffers of an ordinary answer keep their memory; what is beyond goes back after the request.
 constexpr size_t KEPT_BUFFER_BYTES = 64 * 1024;
 
-constexpr std::string_view FAILED_MESSAGE = "The model could not complete this answer.";
-
 void empty_and_trim(std::string& buffer) {
     buffer.clear();
     if (buffer.capacity() > KEPT_BUFFER_BYTES) std::string().swap(buffer);
@@ -116,10 +114,8 @@ void TextStream::write_text(SseWriter& writer, size_t bytes) {
 
 void TextStream::write_end(SseWriter& writer) {
     end_written_ = true;
-    if (!complete(reason_)) {
-        if (reason_ != StopReason::cancelled) writer.error(FAILED_MESSAGE);
-        return;
-    }
+    // The end of an answer that did not complete is an error, which the caller writes.
+    if (!complete(reason_)) return;
     if (block_open_) writer.block_stop();
     std::string_view stop;
     if (stop_index_ >= 0) stop = stop_string();

@@ -59,8 +59,9 @@ public:
     // A token that is billed and shows nothing: the stop token.
     void count_token() { usage_.output_tokens++; }
     // The loop ended the request. With end_turn and max_tokens what was held back is shown, unless
-    // that completes a stop string. With failed and refused an sse stream that was opened ends in
-    // an error frame, with cancelled in nothing at all. No effect on a stream that has ended.
+    // that completes a stop string. With failed and refused an sse stream shows what is certain,
+    // and its caller writes the error; with cancelled, nothing at all. No effect on a stream that
+    // has ended.
     void finish(StopReason reason);
     // Closes the poll. sse: whole frames, with at most one text_delta. text: the whole text once
     // ended, else empty. Valid until the next begin, start or trim.

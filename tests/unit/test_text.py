@@ -316,13 +316,15 @@ def test_an_empty_answer_has_no_block_and_bills_one_token() -> None:
 
 
 @pytest.mark.parametrize("reason", [ring.FAILED, ring.REFUSED])
-def test_a_failure_after_admission_is_an_error_frame(reason: int) -> None:
+def test_a_failure_after_admission_shows_its_text_and_leaves_the_error_to_the_edge(
+    reason: int,
+) -> None:
     stream = Stream([b"text ST", b"x"], ["STOP"])
     stream.push(stream.token(0), stream.end(reason, detail=2 if reason == ring.REFUSED else 0))
     (event,) = stream.poll()
     events = twin.parse_frames(stream.data)
-    assert twin.check_grammar(events, complete=True) == "text "
-    assert events[-1]["error"]["type"] == "api_error"
+    assert twin.check_grammar(events, complete=False) == "text "
+    assert events[-1]["type"] == "content_block_delta"
     assert event.stop_reason == ("refused" if reason == ring.REFUSED else "failed")
 
 

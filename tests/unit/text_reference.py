@@ -1,7 +1,7 @@
 """Slow twins of core/text: what each part must do, in the fewest words of Python.
 
 defines: decode, decode_so_far, find_stop, held_back, Answer, answer, frame, message_start,
-         text_delta, message_delta, error, parse_frames, check_grammar
+         text_delta, message_delta, parse_frames, check_grammar
 """
 
 from collections.abc import Sequence
@@ -135,10 +135,6 @@ def message_delta(
     return frame({"type": "message_delta", "delta": delta, "usage": usage})
 
 
-def error(message: str) -> bytes:
-    return frame({"type": "error", "error": {"type": "api_error", "message": message}})
-
-
 def parse_frames(data: bytes) -> list[dict[str, Any]]:
     """The events of whole frames; fails on anything else."""
     assert data == b"" or data.endswith(b"\n\n")
@@ -156,13 +152,12 @@ def parse_frames(data: bytes) -> list[dict[str, Any]]:
 
 NEXT_TYPES = {
     None: {"message_start"},
-    "message_start": {"content_block_start", "message_delta", "error"},
+    "message_start": {"content_block_start", "message_delta"},
     "content_block_start": {"content_block_delta"},
-    "content_block_delta": {"content_block_delta", "content_block_stop", "error"},
+    "content_block_delta": {"content_block_delta", "content_block_stop"},
     "content_block_stop": {"message_delta"},
     "message_delta": {"message_stop"},
     "message_stop": set[str](),
-    "error": set[str](),
 }
 
 
@@ -176,5 +171,5 @@ def check_grammar(events: list[dict[str, Any]], complete: bool) -> str:
         if last == "content_block_delta":
             assert event["delta"]["type"] == "text_delta" and event["delta"]["text"]
             text += event["delta"]["text"]
-    assert not complete or last in ("message_stop", "error")
+    assert not complete or last == "message_stop"
     return text

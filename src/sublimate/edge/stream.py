@@ -119,13 +119,19 @@ class Answer:
         """The engine ended; the client is told at once."""
         self.abort(ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS), "engine_lost")
 
+    def broken(self) -> None:
+        """Something here raised, so the client gets an error."""
+        self.abort(ApiError("internal"), "internal")
+
     def abort(self, error: ApiError, reason: str) -> None:
         """End with an error that the engine did not cause."""
         if self._ended:
             return
         self._cancel()
-        self.exchange.fail(error)
-        self._end(reason, 0.0)
+        try:
+            self.exchange.fail(error)
+        finally:
+            self._end(reason, 0.0)
 
     def _client_gone(self) -> None:
         if self._ended:
@@ -140,10 +146,12 @@ class Answer:
     def _end(self, reason: str, now_seconds: float) -> None:
         self._ended = True
         self.stop_reason = reason
-        if reason in COMPLETE:
-            self._metrics.count_answer(self, now_seconds)
-        self._metrics.count_end(reason)
-        self._on_end(self)
+        try:
+            if reason in COMPLETE:
+                self._metrics.count_answer(self, now_seconds)
+            self._metrics.count_end(reason)
+        finally:
+            self._on_end(self)
 
     def tick(self, now_seconds: float) -> None:
         """Once a second."""
@@ -170,8 +178,9 @@ class StreamedAnswer(Answer):
             self._open()
             self.exchange.finish(event.data)
         else:
-            if event.admitted:
+            if event.data:
                 self._open()
+                self.exchange.write(event.data)
             self.exchange.fail(self._refusal(event))
 
     def tick(self, now_seconds: float) -> None:

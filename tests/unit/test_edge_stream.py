@@ -1,0 +1,96 @@
+"""How a streamed answer ends that did not complete: its last text, then the table's error."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from sublimate.edge.errors import TABLE, ApiError, error_event
+from sublimate.edge.exchange import Exchange
+from sublimate.edge.metrics import Metrics
+from sublimate.edge.stream import Answer, StreamedAnswer
+
+TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
+
+
+class Wire:
+    """An exchange that keeps what was written."""
+
+    request_id = "req_1"
+    started_seconds = 0.0
+
+    def __init__(self, broken: bool = False) -> None:
+        self.streaming = False
+        self.written: list[bytes] = []
+        self.errors: list[ApiError] = []
+        self._broken = broken
+
+    def start_stream(self, headers: Any) -> None:
+        del headers
+        self.streaming = True
+
+    def write(self, frames: bytes) -> None:
+        self.written.append(frames)
+
+    def fail(self, error: ApiError) -> None:
+        if self._broken:
+            raise RuntimeError("planted")
+        self.errors.append(error)
+        if self.streaming:
+            self.written.append(error_event(error, self.request_id))
+
+
+class Event:
+    """What the core says of a request that failed."""
+
+    key, cached_tokens, output_tokens = 1, 0, 3
+    finished, stop_sequence, text = True, None, ""
+
+    def __init__(self, reason: str, data: bytes, admitted: bool, refuse_reason: str = "") -> None:
+        self.stop_reason, self.refuse_reason = reason, refuse_reason
+        self.data, self.admitted = data, admitted
+
+
+def answer_of(wire: Wire, ended: list[Answer]) -> StreamedAnswer:
+    return StreamedAnswer(
+        cast(Exchange, wire),
+        Metrics("tiny"),
+        message_id="msg_1",
+        model_name="tiny",
+        prompt_tokens=3,
+        ping_seconds=8.0,
+        headers=lambda: [],
+        on_end=ended.append,
+    )
+
+
+@pytest.mark.parametrize("reason", ["failed", "cancelled", "refused"])
+def test_the_last_text_comes_before_the_one_error(reason: str) -> None:
+    wire, ended = Wire(), []
+    answer = answer_of(wire, ended)
+    answer.on_event(cast(Any, Event(reason, TEXT, admitted=True)), 1.0)
+    assert wire.written[0] == TEXT and len(wire.written) == 2
+    name, _, payload = wire.written[1].partition(b"\ndata: ")
+    assert name == b"event: error"
+    error = msgspec.json.decode(payload)
+    assert error["request_id"] == "req_1"
+    assert error["error"]["message"] in [kind.text for kind in TABLE.values()]
+    assert ended == [answer]
+
+
+def test_before_the_stream_began_it_is_a_plain_error() -> None:
+    wire, ended = Wire(), []
+    answer = answer_of(wire, ended)
+    answer.on_event(cast(Any, Event("refused", b"", False, "queue_full")), 1.0)
+    assert not wire.written and [error.code for error in wire.errors] == ["overloaded"]
+    assert ended == [answer]
+
+
+def test_an_answer_whose_error_cannot_be_written_ends_too() -> None:
+    wire, ended = Wire(broken=True), []
+    answer = answer_of(wire, ended)
+    with pytest.raises(RuntimeError):
+        answer.broken()
+    assert ended == [answer]
+    answer.broken()
+    assert ended == [answer], "once"
