@@ -311,7 +311,7 @@ def characters_stay_whole(served: Served) -> None:
 def bytes_during_a_long_prefill(served: Served) -> None:
     """A prefill of seconds with pings every fraction: the same ratio as a minute with 10 s."""
     del served
-    with serve(prefill_delay_us_per_token=1000, limits=HttpLimits(ping_seconds=0.2)) as slow:
+    with serve(prefill_delay_us_per_token=2000, limits=HttpLimits(ping_seconds=0.2)) as slow:
         request = request_of("A57")
         request["messages"][0]["content"] = "x" * 3200
         with slow.connect() as sock:
@@ -322,7 +322,7 @@ def bytes_during_a_long_prefill(served: Served) -> None:
                 received += sock.recv(65536)
                 times.append(time.monotonic())
         gaps = [after - before for before, after in itertools.pairwise(times)]
-        assert max(gaps) < 2 and gaps[0] < 1
+        assert max(gaps) < 4 and gaps[0] < 3, "the prefill takes more than six seconds"
         assert b'event: ping\ndata: {"type": "ping"}\n\n' in received
         assert slow.client.get("/metrics").text.count("sublimate_pings_total{") == 1
 
@@ -334,25 +334,28 @@ def a_closed_socket_frees_its_slot(served: Served) -> None:
         with serve(step_delay_us=1000, prefill_delay_us_per_token=100) as slow:
             request = request_of(identifier)
             request["messages"][0]["content"] = "x" * 2000 if identifier == "A55" else "count"
+            request["max_tokens"] = 3000
             with slow.connect() as sock:
                 sock.sendall(http_post(request))
                 wait_until(lambda: slow.region.stats()["running"] == 1)
-            begun = time.monotonic()
-            wait_until(slow.idle, 1.0)
-            assert time.monotonic() - begun < 1.0
-            assert slow.region.stats()["finished"] == 1
+            wait_until(slow.idle)
+            stats = slow.region.stats()
+            assert stats["finished"] == stats["cancelled_prefill"] + stats["cancelled_decode"] == 1
 
 
 # ---- concurrency and usage -----------------------------------------------------------------------
 @case("A62")
 def counting_never_waits_for_the_model(served: Served) -> None:
-    with serve(step_delay_us=100_000) as slow, slow.connect() as sock:
+    with serve(step_delay_us=1_000_000) as slow, slow.connect() as sock:
         sock.sendall(http_post(body("count", stream=True, max_tokens=2000)))
         wait_until(lambda: slow.region.stats()["running"] == 1)
-        begun = time.monotonic()
+        times: list[float] = []
         for _ in range(26):
+            begun = time.monotonic()
             count(slow, body("a tool description " * 20))
-        assert (time.monotonic() - begun) / 26 < 0.05
+            times.append(time.monotonic() - begun)
+        assert sum(times) < 13, "some 26 s if each waited for a step"
+        assert min(times) < 0.05
     assert served.idle()
 
 

@@ -177,8 +177,8 @@ def closed_clients_give_everything_back(served: Served) -> None:
             with slow.connect() as sock:
                 sock.sendall(http_post(body("count", max_tokens=3000, stream=True)))
                 sock.recv(100)
-        wait_until(slow.idle, 1.0)
-        wait_until(lambda: slow.call(lambda: slow.server.metrics.connections) <= 1, 1.0)
+        wait_until(slow.idle)
+        wait_until(lambda: slow.call(lambda: slow.server.metrics.connections) <= 1)
         assert slow.server.metrics.ends["client_gone"] == 20
 
 

@@ -14,10 +14,10 @@ QUICK_PINGS = HttpLimits(ping_seconds=0.2)
 
 
 def settled(served: Served) -> None:
-    """Everything is given back, within a second."""
-    wait_until(served.idle, 1.0)
+    """Everything is given back. That it was by a cancel is for the caller to check."""
+    wait_until(served.idle)
     assert served.engine.audit() == ""
-    wait_until(lambda: served.call(lambda: served.server.metrics.answers()) == 0, 1.0)
+    wait_until(lambda: served.call(lambda: served.server.metrics.answers()) == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -26,10 +26,9 @@ def test_in_decode(stream: bool) -> None:
         with served.connect() as sock:
             sock.sendall(http_post(body("count", max_tokens=3000, stream=stream)))
             wait_until(lambda: served.region.stats()["generated_tokens"] > 3)
-        gone = time.monotonic()
         settled(served)
-        assert time.monotonic() - gone < 1.0
         assert served.region.stats()["cancelled_decode"] == 1
+        assert served.region.stats()["generated_tokens"] < 1500, "of 3000 that it wanted"
         assert served.server.metrics.ends["client_gone"] == 1
 
 
@@ -47,14 +46,14 @@ def test_in_prefill(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_in_the_queue(stream: bool) -> None:
-    with serve(pages=16, context_tokens=512, step_delay_us=3000) as served:
+    with serve(pages=16, context_tokens=512, step_delay_us=9000) as served:
         with served.connect() as first:
             first.sendall(http_post(body("count", max_tokens=440)))
             wait_until(lambda: served.region.stats()["running"] == 1)
             with served.connect() as second:
                 second.sendall(http_post(body("count", max_tokens=440, stream=stream)))
                 wait_until(lambda: served.region.stats()["waiting"] == 1)
-            wait_until(lambda: served.region.stats()["cancelled_queue"] == 1, 1.0)
+            wait_until(lambda: served.region.stats()["cancelled_queue"] == 1, 3.5)
             assert served.region.stats()["running"] == 1, "the other one goes on"
             assert read_reply(first).status == 200
         settled(served)
@@ -110,20 +109,20 @@ def test_many_disconnects_at_random_leave_nothing_behind() -> None:
 
 def test_pings_during_a_long_prefill() -> None:
     """message_start before prefill, then pings until the first token."""
-    with serve(prefill_delay_us_per_token=1000, limits=QUICK_PINGS) as served:
+    with serve(prefill_delay_us_per_token=2000, limits=QUICK_PINGS) as served:
         with served.connect() as sock:
             begun = time.monotonic()
             sock.sendall(http_post(body("x" * 2500 + "say hello", stream=True)))
             first = sock.recv(65536)
-            assert time.monotonic() - begun < 1.0, "the first bytes do not wait for the prefill"
+            assert time.monotonic() - begun < 2.5, "the first bytes do not wait for the prefill"
             assert b"message_start" in first
             last, gaps, received = time.monotonic(), [], first
             while not received.endswith(b"0\r\n\r\n"):
                 received += sock.recv(65536)
                 gaps.append(time.monotonic() - last)
                 last = time.monotonic()
-        assert received.count(b"event: ping") >= 1
-        assert max(gaps) < 1.6
+        assert received.count(b"event: ping") >= 2
+        assert max(gaps) < 3, "the prefill takes more than five seconds"
         assert served.server.metrics.pings == received.count(b"event: ping")
 
 
@@ -152,17 +151,16 @@ def test_counting_does_not_wait_for_generation() -> None:
     with serve(step_delay_us=20_000) as served, served.connect() as busy:
         busy.sendall(http_post(body("count", max_tokens=3000, stream=True)))
         wait_until(lambda: served.region.stats()["running"] == 1)
-        times: list[float] = []
+        statuses: list[int] = []
 
         def count() -> None:
-            begun = time.monotonic()
             reply = served.client.post("/v1/messages/count_tokens", json=body("hello " * 20))
-            assert reply.status_code == 200
-            times.append(time.monotonic() - begun)
+            statuses.append(reply.status_code)
 
         threads = [threading.Thread(target=count) for _ in range(26)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(times) == 26 and sorted(times)[13] < 0.5
+        assert statuses == [200] * 26
+        assert served.region.stats()["running"] == 1, "a minute of generation is still under way"

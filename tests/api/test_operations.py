@@ -408,7 +408,7 @@ def test_a_lost_engine_is_told_to_everybody_at_once() -> None:
             assert events[-1].data["error"]["type"] == "api_error"
             reply = read_reply(whole)
             assert reply.status == 500 and reply.json["error"]["type"] == "api_error"
-            assert time.monotonic() - lost < 1
+            assert time.monotonic() - lost < 5, "three times that if it was not told"
         refused = served.message()
         assert check_error(refused, 503)["type"] == "overloaded_error"
         assert "retry-after" in refused.headers
