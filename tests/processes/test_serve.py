@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import msgspec
 import pytest
 from servers import Server, alive, wait_until
 
+from ring_reference import HEARTBEAT, layout
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.model.files import ModelFile, fetch
@@ -24,6 +27,9 @@ ENGINE, EDGE = "sublimate.engine", "sublimate.edge"
 CLIENTS = 24
 ANSWER_TOKENS = 200
 STEP_MICROSECONDS = 5000
+LONG_ANSWER_TOKENS = 6000
+EDGE_LOST = HEARTBEAT + 8
+"""Byte offset of the word in which the loop says that it gave an edge up."""
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +87,7 @@ class Stream:
             {
                 "model": "default",
                 "max_tokens": max_tokens,
+                "temperature": 0,
                 "stream": True,
                 "messages": [{"role": "user", "content": f"Hello {id(self)}"}],
             }
@@ -111,7 +118,7 @@ class Stream:
 async def load_and(url: str, action: Any, max_tokens: int = ANSWER_TOKENS) -> list[Stream]:
     """Streams of many clients; the action is called when all have text."""
     streams = [Stream() for _ in range(CLIENTS)]
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream.run(url, max_tokens)) for stream in streams]
         for stream in streams:
             await stream.first_text.wait()
@@ -166,6 +173,90 @@ def test_a_killed_edge_under_load_closes_its_clients_and_comes_back(server: Serv
     assert max(stream.ended_at for stream in streams) - killed_at < 2.0
     answers_again(server)
     assert server.children()[ENGINE] == children[ENGINE], "the engine survives its edge"
+
+
+@contextmanager
+def region_memory(server: Server) -> Generator[int]:
+    """The memory that edge and engine share, as a descriptor of ours."""
+    folder = Path(f"/proc/{server.children()[EDGE]}/fd")
+    memory = [link for link in folder.iterdir() if "memfd" in str(link.readlink())]
+    assert len(memory) == 1, "the edge has one region"
+    fd = os.open(memory[0], os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_a_broken_region_under_load_fails_its_clients_and_is_replaced(
+    server: Server, script: Path
+) -> None:
+    children = server.children()
+    vocabulary = msgspec.json.decode(script.read_bytes())["vocabulary"]
+
+    def spoil() -> None:
+        os.kill(children[EDGE], signal.SIGSTOP)
+        time.sleep(0.1)  # records are there that the edge has not read
+        # What an engine with a bug could write: no record of the ring is one.
+        with region_memory(server) as fd:
+            ring_bytes = _core.LIMITS["TOKEN_RING_WORDS"] * 4
+            os.pwrite(fd, b"\xff" * ring_bytes, layout(vocabulary)["tokens"])
+        os.kill(children[EDGE], signal.SIGCONT)
+
+    streams = asyncio.run(load_and(server.url, spoil))
+    assert all(b"event: error" in stream.body for stream in streams)
+    assert server.event("lost")["who"] == "region"
+    answers_again(server)
+    assert server.children() == children, "no process had to go"
+
+
+def test_an_edge_that_was_given_up_tells_its_clients_and_serves_again(
+    tmp_path: Path, script: Path
+) -> None:
+    """Nobody reads the ring for longer than the loop waits for room in it."""
+    body = msgspec.json.decode(script.read_bytes())
+    long_answer = [1000 + index % 500 for index in range(LONG_ANSWER_TOKENS)]
+    fast = tmp_path / "fast.json"
+    # Steps that take no time soon fill the ring.
+    changes = {"answers": [[[], long_answer]], "step_delay_us": 0, "kv_pages": 16_384}
+    fast.write_bytes(msgspec.json.encode({**body, **changes}))
+    with serving("--script", str(fast)) as server:
+        server.ready()
+        children = server.children()
+
+        def stop_reading() -> None:
+            os.kill(children[EDGE], signal.SIGSTOP)
+            with region_memory(server) as fd:
+                wait_until(lambda: any(os.pread(fd, 4, EDGE_LOST)), 25)
+            os.kill(children[EDGE], signal.SIGCONT)
+
+        streams = asyncio.run(load_and(server.url, stop_reading, LONG_ANSWER_TOKENS))
+        assert all(b"event: error" in stream.body for stream in streams)
+        assert server.event("lost")["who"] == "region"
+        answers_again(server)
+        assert server.children() == children, "no process had to go"
+
+
+def test_a_hung_engine_under_load_fails_its_clients_and_is_restarted(script: Path) -> None:
+    with serving("--script", str(script), "--watchdog-seconds", "3") as server:
+        server.ready()
+        engine = server.children()[ENGINE]
+        stopped_at = 0.0
+
+        def stop() -> None:
+            nonlocal stopped_at
+            stopped_at = time.monotonic()
+            os.kill(engine, signal.SIGSTOP)
+
+        streams = asyncio.run(load_and(server.url, stop))
+        assert all(b"event: error" in stream.body for stream in streams)
+        assert max(stream.ended_at for stream in streams) - stopped_at < 3.0
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            server.get("/readyz")
+        assert alive(engine)
+        assert "stood still" in server.event("lost")["why"]
+        answers_again(server)
+        assert server.children()[ENGINE] != engine
 
 
 def test_without_an_engine_requests_are_503_with_retry_after(server: Server) -> None:
@@ -290,16 +381,26 @@ def test_an_instruction_set_that_is_not_here_is_exit_code_4(model: ModelFile) ->
         wait_until(lambda: any(f"cannot run {absent[0]}" in line for line in server.errors))
 
 
-def test_chat_starts_a_server_of_its_own_and_ends_it(script: Path, model: ModelFile) -> None:
+@pytest.mark.parametrize(
+    "environment", [{}, {"SUBLIMATE_API_KEYS": "of-the-environment,second"}], ids=str
+)
+def test_chat_starts_a_server_of_its_own_and_ends_it(
+    tmp_path: Path, script: Path, model: ModelFile, environment: dict[str, str]
+) -> None:
+    """Whatever the settings say about keys and other clients, the chat is let in."""
     variables = {
         **os.environ,
-        "SUBLIMATE_SCRIPT": str(script),
-        "SUBLIMATE_MODEL": str(model.path),
         "SUBLIMATE_PORT": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **environment,
     }
+    config = tmp_path / "named.toml"
+    config.write_text(
+        f'model = "{model.path}"\nscript = "{script}"\nhost = "0.0.0.0"\nstay = true\n'
+        'api_keys = ["of-the-file"]\nprofile_contract = "strict"\n'
+    )
     result = subprocess.run(
-        [sys.executable, "-m", "sublimate", "chat", "--max-tokens", "5"],
+        [sys.executable, "-m", "sublimate", "chat", "--max-tokens", "5", "--config", str(config)],
         input="Hello\n/new\nHello\n",
         capture_output=True,
         text=True,
@@ -308,6 +409,7 @@ def test_chat_starts_a_server_of_its_own_and_ends_it(script: Path, model: ModelF
     )
     assert result.returncode == 0, result.stderr
     assert "starting a server for this chat" in result.stderr
+    assert "401" not in result.stderr and "Talking to http://127.0.0.1:" in result.stdout
     ids = msgspec.json.decode(script.read_bytes())["answers"][0][1][:5]
     text = _core.Vocabulary(token_bytes(model)).decode(ids).decode()
     assert result.stdout.count(text.strip()) == 2, result.stdout
