@@ -149,8 +149,10 @@ def test_requests_without_reading_do_not_fill_memory(tight: Served, at_once: int
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.002):
+        while True:
             seen.append(unsent(tight))
+            if done.wait(0.002):
+                return
 
     watcher = threading.Thread(target=watch)
     watcher.start()
