@@ -73,7 +73,7 @@ OFFLOAD_BYTES_MIN = 16 * KIB
 
 Up to a point: the passes over a body and its decoding are single calls that hold the interpreter's
 lock, and the event loop waits for each. They take some 1.5 to 5 ms per MiB, so that one body of the
-largest size delays all streams by up to 0.2 s at a time, and by half a second in sum."""
+largest size delays all streams by up to 0.6 s at a time, and by half a second in sum."""
 PREPARE_THREADS = 2
 OVERLOAD_RETRY_SECONDS = 1
 ENGINE_LOST_RETRY_SECONDS = 1
