@@ -1,16 +1,19 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, load, model_info, probe, bind_gguf, bind_model
+// defines: value_object, open_gguf, load, logits, model_info, probe, bind_gguf, bind_model
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../cpu/allocations.h"
 #include "../cpu/probe.h"
@@ -111,6 +114,24 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, int32_t c
     return model;
 }
 
+using LogitArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+LogitArray logits(const LoadedModel& model, const std::vector<int32_t>& ids, bool decode) {
+    auto values = std::make_unique<std::vector<float>>();
+    Status status;
+    {
+        nb::gil_scoped_release released;
+        status = compute_logits(model, ids, decode ? Arithmetic::generated : Arithmetic::prompt,
+                                values.get());
+    }
+    raise_if_error(status);
+    float* data = values->data();
+    nb::capsule owner(values.release(), [](void* pointer) noexcept {
+        delete static_cast<std::vector<float>*>(pointer);
+    });
+    return LogitArray(data, {ids.size(), static_cast<size_t>(model.config.vocabulary)}, owner);
+}
+
 nb::dict model_info(const LoadedModel& model) {
     const ModelConfig& config = model.config;
     const cpu::KvArena& kv = model.model->kv();
@@ -170,7 +191,8 @@ void bind_model(nb::module_& m) {
         .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
                     "context_length"_a = 0, "rope_scaling"_a = "", "rope_factor"_a = 0.0,
                     "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0, "progress"_a = nb::none())
-        .def_prop_ro("info", &model_info);
+        .def_prop_ro("info", &model_info)
+        .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false);
     m.def("probe", &probe);
     m.def("heap_allocations", &cpu::heap_allocations);
 }

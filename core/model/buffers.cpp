@@ -55,14 +55,16 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
     buffers.cos_sin = layout.take<float>(ROWS * config.rope.dimension);
     buffers.normed = layout.take_activations(ROWS, config.hidden);
     buffers.normed_pairs = layout.take_quantised(2 * ROWS, config.hidden);
+    buffers.attended_pairs = layout.take_quantised(2 * ROWS, config.query_columns());
     buffers.attended = layout.take_activations(ROWS, config.query_columns());
     buffers.gated = layout.take_activations(ROWS, config.feed_forward);
+    buffers.gated_pairs = layout.take_quantised(2 * ROWS, config.feed_forward);
     buffers.logit_rows = layout.take_activations(limits::LOGIT_ROWS_MAX, config.hidden);
     for (StepBuffers::PerThread& thread : buffers.threads) {
         thread.normed = layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
         thread.normed_pairs =
             layout.take_quantised(2 * PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
-        thread.row = layout.take<float>(config.hidden);
+        thread.row = layout.take<float>(std::max(config.hidden, config.query_columns()));
         thread.item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
         thread.second_item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
     }
@@ -85,17 +87,18 @@ void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int3
     ops.quantise(x, count, values + channel, scales + group, sums + group);
 }
 
-void ActivationBuffer::quantise_pair(const Ops& ops, int32_t row, const float* x,
-                                     float* scratch) const {
-    quantise(ops, 2 * row, 0, columns, x);
-    const int8_t* coarse = values + int64_t{2 * row} * columns;
-    const float* scale = scales + int64_t{2 * row} * (columns / GROUP_COLUMNS);
-    for (int32_t first = 0; first < columns; first += GROUP_COLUMNS) {
-        float step = scale[first / GROUP_COLUMNS];
-        for (int32_t i = first; i < first + GROUP_COLUMNS; i++)
+void ActivationBuffer::quantise_pair(const Ops& ops, int32_t row, int32_t first, int32_t count,
+                                     const float* x, float* scratch) const {
+    quantise(ops, 2 * row, first, count, x);
+    int64_t channel = int64_t{2 * row} * columns + first;
+    const int8_t* coarse = values + channel;
+    const float* scale = scales + channel / GROUP_COLUMNS;
+    for (int32_t begin = 0; begin < count; begin += GROUP_COLUMNS) {
+        float step = scale[begin / GROUP_COLUMNS];
+        for (int32_t i = begin; i < begin + GROUP_COLUMNS; i++)
             scratch[i] = x[i] - step * static_cast<float>(coarse[i]);
     }
-    quantise(ops, 2 * row + 1, 0, columns, scratch);
+    quantise(ops, 2 * row + 1, first, count, scratch);
 }
 
 Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers) {

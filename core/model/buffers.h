@@ -25,10 +25,11 @@ struct ActivationBuffer {
     // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just
     // those. `first` and `count` are whole groups.
     void quantise(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
-    // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` (all channels) with
-    // about 15 bits: the second is what rounding took from the first. A matmul over both rows,
-    // added, reads the weights once.
-    void quantise_pair(const Ops& ops, int32_t row, const float* x, float* scratch) const;
+    // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` with about 15 bits: the
+    // second is what rounding took from the first. A matmul over both rows, added, reads the
+    // weights once. Channels as for quantise; `scratch` holds `count` floats.
+    void quantise_pair(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x,
+                       float* scratch) const;
 };
 
 struct StepBuffers {
@@ -38,13 +39,15 @@ struct StepBuffers {
     float* logits = nullptr;          // (LOGIT_ROWS_MAX, vocabulary)
     ActivationBuffer normed;          // (STEP_ROWS_MAX, hidden)
     ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) without f32: see quantise_pair
+    ActivationBuffer attended_pairs;  // (2 * STEP_ROWS_MAX, query columns) without f32
     ActivationBuffer attended;        // (STEP_ROWS_MAX, query columns)
     ActivationBuffer gated;           // (STEP_ROWS_MAX, feed_forward)
+    ActivationBuffer gated_pairs;     // (2 * STEP_ROWS_MAX, feed_forward) without f32
     ActivationBuffer logit_rows;      // (LOGIT_ROWS_MAX, hidden)
     struct PerThread {
         ActivationBuffer normed;       // (REPEATED_NORM_ROWS_MAX, hidden)
         ActivationBuffer normed_pairs; // (2 * REPEATED_NORM_ROWS_MAX, hidden) without f32
-        float* row = nullptr;          // (hidden)
+        float* row = nullptr;          // (the larger of hidden and query columns)
         float* item = nullptr;         // (ITEM_FLOATS_MAX)
         float* second_item = nullptr;  // (ITEM_FLOATS_MAX)
     };

@@ -11,6 +11,10 @@ namespace sublimate::cpu {
 
 namespace {
 
+// Positions that every later row attends to with much of its weight (arXiv 2309.17453), where
+// models keep activations far above the rest. Their feed-forward is carried in two int8 rows as
+// well.
+constexpr int32_t SINK_POSITIONS = 4;
 constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
 constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
 
@@ -68,27 +72,31 @@ void CpuModel::prepare(const Step& step) {
 
 void CpuModel::prepare_row_blocks(const Step& step) {
     row_block_count_ = 0;
-    int32_t row = 0;
+    int32_t next_row = 0;
     for (int32_t s = 0; s < step.segment_count; s++) {
         const Segment& segment = step.segments[s];
-        CHECK(segment.first_row == row && segment.row_count >= 1);
-        int32_t end = row + segment.row_count;
-        CHECK(end <= step.row_count);
-        while (row < end) {
-            RowBlock* last = row_block_count_ > 0
-                                 ? &row_blocks_[static_cast<size_t>(row_block_count_ - 1)]
-                                 : nullptr;
-            bool joins = last != nullptr && last->end - last->begin < plan_->rows_per_block &&
-                         (same_arithmetic() || last->arithmetic == segment.arithmetic);
-            if (!joins) {
-                last = &row_blocks_[static_cast<size_t>(row_block_count_++)];
-                *last = {row, row, segment.arithmetic};
+        CHECK(segment.first_row == next_row && segment.row_count >= 1);
+        next_row += segment.row_count;
+        CHECK(next_row <= step.row_count);
+        for (int32_t i = 0; i < segment.row_count; i++) {
+            int32_t row = segment.first_row + i;
+            bool sink = segment.first_position + i < SINK_POSITIONS;
+            // Sinks take two activation rows each.
+            int32_t rows_max = sink ? plan_->rows_per_block / 2 : plan_->rows_per_block;
+            if (row_block_count_ > 0) {
+                RowBlock& last = row_blocks_[static_cast<size_t>(row_block_count_ - 1)];
+                bool joins = last.sink == sink && last.end - last.begin < rows_max &&
+                             (same_arithmetic() || last.arithmetic == segment.arithmetic);
+                if (joins) {
+                    last.end++;
+                    continue;
+                }
             }
-            last->end = std::min(end, last->begin + plan_->rows_per_block);
-            row = last->end;
+            row_blocks_[static_cast<size_t>(row_block_count_++)] = {row, row + 1,
+                                                                    segment.arithmetic, sink};
         }
     }
-    CHECK(row == step.row_count);
+    CHECK(next_row == step.row_count);
 }
 
 void CpuModel::prepare_attention(const Step& step) {
@@ -165,24 +173,27 @@ void CpuModel::embed(int32_t row) const {
     }
 }
 
-void CpuModel::norm(int32_t thread, const float* weight, const float* x, const NormedRows& out,
+void CpuModel::norm(int32_t thread, const float* weight, const float* x, const Rows& out,
                     int32_t row, Form form) const {
-    float* normed = out.rows->f32 + int64_t{row} * config_.hidden;
+    float* normed = out.plain->f32 + int64_t{row} * config_.hidden;
     ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
-    if (form == Form::quantised) out.rows->quantise(ops_, row, 0, config_.hidden, normed);
+    if (form == Form::quantised) out.plain->quantise(ops_, row, 0, config_.hidden, normed);
     if (form == Form::pairs)
-        out.pairs->quantise_pair(ops_, row, normed,
+        out.pairs->quantise_pair(ops_, row, 0, config_.hidden, normed,
                                  buffers_.threads[static_cast<size_t>(thread)].row);
 }
 
-CpuModel::NormedRows CpuModel::norm_rows(int32_t thread, const float* weight, Form form) {
+CpuModel::Rows CpuModel::norm_rows(int32_t thread, const float* weight, Form form) {
     const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
-    NormedRows out = {&buffers_.normed, &buffers_.normed_pairs};
+    Rows out = {&buffers_.normed, &buffers_.normed_pairs};
     if (plan_->repeats_norms) out = {&own.normed, &own.normed_pairs};
     auto norm_row = [&](int32_t row) {
-        bool f32_only = !same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt;
-        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row,
-             f32_only ? Form::f32 : form);
+        Form row_form = form;
+        if (!same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt)
+            row_form = Form::f32;
+        else if (form == Form::quantised && is_sink(row))
+            row_form = Form::pairs;
+        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, row_form);
     };
     if (plan_->repeats_norms) {
         for (int32_t row = 0; row < step_->row_count; row++) norm_row(row);
@@ -191,6 +202,10 @@ CpuModel::NormedRows CpuModel::norm_rows(int32_t thread, const float* weight, Fo
         pool_.barrier();
     }
     return out;
+}
+
+bool CpuModel::is_sink(int32_t row) const {
+    return step_->positions[row] < SINK_POSITIONS;
 }
 
 bool CpuModel::reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const {
@@ -210,7 +225,25 @@ void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
            out_stride);
 }
 
-void CpuModel::project(int32_t thread, const FusedProjection& projection, const NormedRows& x,
+void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const RowBlock& block,
+                             bool pairs, int32_t panel_begin, int32_t panel_end, float* out) const {
+    int64_t stride = int64_t{panel_end - panel_begin} * PANEL_ROWS;
+    if (!pairs || reads_f32(matrix, block.arithmetic)) {
+        multiply(matrix, *x.plain, block, panel_begin, panel_end, out, stride);
+        return;
+    }
+    RowBlock rows = {2 * block.begin, 2 * block.end, block.arithmetic, block.sink};
+    multiply(matrix, *x.pairs, rows, panel_begin, panel_end, out, stride);
+    int32_t columns =
+        static_cast<int32_t>(std::min<int64_t>(stride, matrix.rows - panel_begin * PANEL_ROWS));
+    for (int32_t row = 0; row < block.end - block.begin; row++) {
+        float* first = out + 2 * row * stride;
+        ops_.add(first, first + stride, columns);
+        if (row > 0) std::copy(first, first + columns, out + row * stride);
+    }
+}
+
+void CpuModel::project(int32_t thread, const FusedProjection& projection, const Rows& x,
                        int32_t item) const {
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     int32_t chunk = item / row_block_count_;
@@ -225,18 +258,11 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
     int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
     float* out = buffers_.query_key_value + block.begin * stride + projection.first_output[part] +
                  begin * PANEL_ROWS;
-    if (reads_f32(matrix, block.arithmetic)) {
-        multiply(matrix, *x.rows, block, begin, end, out, stride);
-        return;
-    }
     int32_t columns = (end - begin) * PANEL_ROWS;
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    RowBlock pairs = {2 * block.begin, 2 * block.end, block.arithmetic};
-    multiply(matrix, *x.pairs, pairs, begin, end, product, columns);
-    for (int32_t row = block.begin; row < block.end; row++, product += 2 * columns) {
-        ops_.add(product, product + columns, columns);
+    multiply_rows(matrix, x, block, true, begin, end, product);
+    for (int32_t row = block.begin; row < block.end; row++, product += columns)
         std::copy(product, product + columns, out + (row - block.begin) * stride);
-    }
 }
 
 void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
@@ -274,23 +300,20 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     ops_.attention(call, kv_.layout);
 }
 
-void CpuModel::quantise_attended(const PackedMatrix& reader, int32_t item) const {
-    int32_t items_per_block = config_.heads / attention_heads_;
-    int32_t columns = attention_heads_ * config_.head_dim;
-    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
-    if (reads_f32(reader, arithmetic_of(block.first_row))) return;
-    int32_t first = item % items_per_block * columns;
-    for (int32_t row = block.first_row; row < block.first_row + block.row_count; row++)
-        buffers_.attended.quantise(ops_, row, first, columns,
-                                   buffers_.attended.f32 + int64_t{row} * config_.query_columns() +
-                                       first);
+void CpuModel::quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row,
+                                 int32_t first, int32_t count) const {
+    if (reads_f32(reader, arithmetic_of(row))) return;
+    buffers_.attended_pairs.quantise_pair(ops_, row, first, count,
+                                          buffers_.attended.f32 +
+                                              int64_t{row} * config_.query_columns() + first,
+                                          buffers_.threads[static_cast<size_t>(thread)].row);
 }
 
 void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const FusedProjection& projection = layer.query_key_value;
-    NormedRows x = norm_rows(thread, layer.attention_norm,
-                             any_quantised(projection) ? Form::pairs : Form::f32);
+    Rows x = norm_rows(thread, layer.attention_norm,
+                       any_quantised(projection) ? Form::pairs : Form::f32);
     int32_t chunks = 0;
     for (int32_t i = 0; i < projection.part_count; i++)
         chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
@@ -311,71 +334,79 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     // their own.
     bool within = attention_heads_ * config_.head_dim % GROUP_COLUMNS == 0;
     int32_t items_per_block = config_.heads / attention_heads_;
+    int32_t columns = attention_heads_ * config_.head_dim;
     pool_.share(thread, attention_block_count_ * items_per_block, [&](int32_t item) {
         attend(item, layer_index);
-        if (within) quantise_attended(layer.attention_output, item);
+        const AttentionBlock& block =
+            attention_blocks_[static_cast<size_t>(item / items_per_block)];
+        for (int32_t row = 0; within && row < block.row_count; row++)
+            quantise_attended(thread, layer.attention_output, block.first_row + row,
+                              item % items_per_block * columns, columns);
     });
     pool_.barrier();
-    const ActivationBuffer& attended = buffers_.attended;
     if (!within && quantised(layer.attention_output)) {
         share_rows(thread, step_->row_count, [&](int32_t row) {
-            attended.quantise(ops_, row, 0, config_.query_columns(),
-                              attended.f32 + int64_t{row} * config_.query_columns());
+            quantise_attended(thread, layer.attention_output, row, 0, config_.query_columns());
         });
         pool_.barrier();
     }
 
     int32_t output_chunks = divide_up(layer.attention_output.panels, plan_->attention_output);
     pool_.share(thread, output_chunks * row_block_count_, [&](int32_t item) {
-        add_product(thread, layer.attention_output, attended, plan_->attention_output, item);
+        add_product(thread, layer.attention_output, {&buffers_.attended, &buffers_.attended_pairs},
+                    plan_->attention_output, true, item);
     });
     pool_.barrier();
 }
 
-void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const ActivationBuffer& x,
-                           int32_t panels_per_item, int32_t item) const {
+void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
+                           int32_t panels_per_item, bool pairs, int32_t item) const {
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     int32_t begin = item / row_block_count_ * panels_per_item;
     int32_t end = std::min(begin + panels_per_item, matrix.panels);
     int32_t stride = (end - begin) * PANEL_ROWS;
     int32_t columns = std::min(stride, matrix.rows - begin * PANEL_ROWS);
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    multiply(matrix, x, block, begin, end, product, stride);
-    for (int32_t row = block.begin; row < block.end; row++)
-        ops_.add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS,
-                 product + int64_t{row - block.begin} * stride, columns);
+    multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
+    for (int32_t row = block.begin; row < block.end; row++, product += stride)
+        ops_.add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS, product,
+                 columns);
 }
 
-void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const ActivationBuffer& x,
+void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x,
                            int32_t item) const {
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
+    const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
     int32_t begin = item / row_block_count_ * plan_->gate_up;
     int32_t end = std::min(begin + plan_->gate_up, layer.gate.panels);
     int32_t stride = (end - begin) * PANEL_ROWS;
     int32_t first = begin * PANEL_ROWS;
     int32_t columns = std::min(stride, config_.feed_forward - first);
-    float* gate = buffers_.threads[static_cast<size_t>(thread)].item;
-    float* up = buffers_.threads[static_cast<size_t>(thread)].second_item;
-    multiply(layer.gate, x, block, begin, end, gate, stride);
-    multiply(layer.up, x, block, begin, end, up, stride);
+    multiply_rows(layer.gate, x, block, block.sink, begin, end, own.item);
+    multiply_rows(layer.up, x, block, block.sink, begin, end, own.second_item);
     for (int32_t row = block.begin; row < block.end; row++) {
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
-        ops_.swiglu(gate + at, up + at, columns, gated);
-        if (!reads_f32(layer.down, block.arithmetic))
+        ops_.swiglu(own.item + at, own.second_item + at, columns, gated);
+        if (reads_f32(layer.down, block.arithmetic)) continue;
+        if (block.sink)
+            buffers_.gated_pairs.quantise_pair(ops_, row, first, columns, gated, own.item + at);
+        else
             buffers_.gated.quantise(ops_, row, first, columns, gated);
     }
 }
 
 void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
     bool wanted = quantised(layer.gate) || quantised(layer.up);
-    NormedRows x = norm_rows(thread, layer.feed_forward_norm, wanted ? Form::quantised : Form::f32);
+    Rows x = norm_rows(thread, layer.feed_forward_norm, wanted ? Form::quantised : Form::f32);
     pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
-                [&](int32_t item) { gate_and_up(thread, layer, *x.rows, item); });
+                [&](int32_t item) { gate_and_up(thread, layer, x, item); });
     pool_.barrier();
-    pool_.share(
-        thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
-        [&](int32_t item) { add_product(thread, layer.down, buffers_.gated, plan_->down, item); });
+    pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
+                [&](int32_t item) {
+                    add_product(thread, layer.down, {&buffers_.gated, &buffers_.gated_pairs},
+                                plan_->down, false, item);
+                });
     pool_.barrier();
 }
 
@@ -384,8 +415,8 @@ void CpuModel::run_head(int32_t thread) {
     if (rows == 0) return;
     Form form = quantised(weights_.head) ? Form::quantised : Form::f32;
     bool repeats = rows <= PlanTable::REPEATED_NORM_ROWS_MAX;
-    NormedRows x = {&buffers_.logit_rows, nullptr};
-    if (repeats) x.rows = &buffers_.threads[static_cast<size_t>(thread)].normed;
+    Rows x = {&buffers_.logit_rows, nullptr};
+    if (repeats) x.plain = &buffers_.threads[static_cast<size_t>(thread)].normed;
     auto norm_row = [&](int32_t i) {
         int32_t row = step_->logit_rows[i];
         norm(thread, weights_.final_norm, buffers_.residual + int64_t{row} * config_.hidden, x, i,
@@ -401,7 +432,7 @@ void CpuModel::run_head(int32_t thread) {
     pool_.share(thread, divide_up(weights_.head.panels, plan.head), [&](int32_t item) {
         int32_t begin = item * plan.head;
         int32_t end = std::min(begin + plan.head, weights_.head.panels);
-        multiply(weights_.head, *x.rows, {0, rows, Arithmetic::generated}, begin, end,
+        multiply(weights_.head, *x.plain, {0, rows, Arithmetic::generated, false}, begin, end,
                  buffers_.logits + begin * PANEL_ROWS, config_.vocabulary);
     });
 }

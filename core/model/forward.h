@@ -6,9 +6,11 @@
 // A row's arithmetic (see Arithmetic) selects the matmul of the layers. The logits of every row
 // come from the generated arithmetic, so that the largest matrix is read once a step.
 //
-// Quantised weights meet int8 activations. What enters the query, key and value projections is
-// carried in two int8 rows that add up to the row, since attention amplifies rounding there: on the
-// reference texts one row costs up to 0.048 of a text's mean log-likelihood, two cost 0.021.
+// Quantised weights meet int8 activations. What enters and leaves attention (the query, key and
+// value projections, the output projection) is carried in two int8 rows that add up to the row, and
+// for a sequence's first positions all is: attention amplifies rounding, and all rows look at the
+// first ones. One row alone costs up to 0.048 of a reference text's mean log-likelihood, this
+// 0.015.
 //
 // defines: CpuModel
 #pragma once
@@ -39,6 +41,7 @@ public:
     int32_t context_length() const { return config_.context_length; }
     int32_t kv_pages() const { return kv_.pages; }
     const KvArena& kv() const { return kv_; }
+    const RopeTable& rope() const { return rope_; }
     const Ops& ops() const { return ops_; }
     // Whether prompt and generated rows give equal bits. If not, the prompt's matmul reads f32
     // activations.
@@ -53,20 +56,21 @@ public:
     const SamplerOps& sampler_ops() const { return sampler_ops_; }
 
 private:
-    // Rows [begin, end) that one matrix item covers; all of one arithmetic.
+    // Rows [begin, end) that one matrix item covers; all of one arithmetic, all sinks or none.
     struct RowBlock {
         int32_t begin, end;
         Arithmetic arithmetic;
+        bool sink;
     };
     // Rows of one segment that one attention item covers.
     struct AttentionBlock {
         int32_t segment, first_row, row_count;
     };
 
-    // What a norm is followed by: nothing, one int8 row, or two that add up to the row.
+    // What rows become besides f32: nothing, one int8 row, or two that add up to the row.
     enum class Form { f32, quantised, pairs };
-    struct NormedRows {
-        const ActivationBuffer* rows;
+    struct Rows {
+        const ActivationBuffer* plain;
         const ActivationBuffer* pairs;
     };
 
@@ -87,22 +91,25 @@ private:
     void embed(int32_t row) const;
     void rope_and_append(int32_t row, int32_t layer_index) const;
     void attend(int32_t item, int32_t layer_index) const;
-    void quantise_attended(const PackedMatrix& reader, int32_t item) const;
-    void gate_and_up(int32_t thread, const LayerWeights& layer, const ActivationBuffer& x,
-                     int32_t item) const;
-    void add_product(int32_t thread, const PackedMatrix& matrix, const ActivationBuffer& x,
-                     int32_t panels_per_item, int32_t item) const;
-    void project(int32_t thread, const FusedProjection& projection, const NormedRows& x,
+    void quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row, int32_t first,
+                           int32_t count) const;
+    void gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x, int32_t item) const;
+    void add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
+                     int32_t panels_per_item, bool pairs, int32_t item) const;
+    void project(int32_t thread, const FusedProjection& projection, const Rows& x,
                  int32_t item) const;
     Arithmetic arithmetic_of(int32_t row) const {
         return row_arithmetic_[static_cast<size_t>(row)];
     }
+    bool is_sink(int32_t row) const;
     bool reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const;
+    void multiply_rows(const PackedMatrix& matrix, const Rows& x, const RowBlock& block, bool pairs,
+                       int32_t panel_begin, int32_t panel_end, float* out) const;
     void multiply(const PackedMatrix& matrix, const ActivationBuffer& x, const RowBlock& block,
                   int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) const;
-    void norm(int32_t thread, const float* weight, const float* x, const NormedRows& out,
-              int32_t row, Form form) const;
-    NormedRows norm_rows(int32_t thread, const float* weight, Form form);
+    void norm(int32_t thread, const float* weight, const float* x, const Rows& out, int32_t row,
+              Form form) const;
+    Rows norm_rows(int32_t thread, const float* weight, Form form);
     template <class Body>
     void share_rows(int32_t thread, int32_t rows, Body&& body);
 

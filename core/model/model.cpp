@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "../cpu/probe.h"
 
@@ -69,6 +70,49 @@ Status load_model(const std::string& path, const LoadOptions& options,
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     fresh->load_seconds = took.count();
     *model = std::move(fresh);
+    return Status::success();
+}
+
+Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
+                      Arithmetic arithmetic, std::vector<float>* logits) {
+    const ModelConfig& config = model.config;
+    if (ids.empty() || ids.size() > static_cast<size_t>(config.context_length))
+        return Status::error(std::to_string(ids.size()) +
+                             " tokens are outside 1 to the context of " +
+                             std::to_string(config.context_length));
+    for (int32_t id : ids)
+        if (id < 0 || id >= config.vocabulary)
+            return Status::error("token id " + std::to_string(id) +
+                                 " is outside the vocabulary of " +
+                                 std::to_string(config.vocabulary));
+    int32_t length = static_cast<int32_t>(ids.size());
+    std::vector<int32_t> table(ids.size() / limits::PAGE_TOKENS + 1);
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<int32_t> positions(ids.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    cpu::KvType kv_type = model.model->kv().layout.type;
+    int64_t kv_bytes =
+        static_cast<int64_t>(table.size()) * cpu::KvArena::page_bytes(config, kv_type);
+    cpu::ThreadPool pool(1);
+    std::unique_ptr<cpu::CpuModel> own;
+    RETURN_IF_ERROR(cpu::CpuModel::create(config, model.weights, model.model->rope(),
+                                          model.model->ops(), kv_type, kv_bytes, pool, &own));
+    logits->clear();
+    for (int32_t at = 0; at < length; at += limits::LOGIT_ROWS_MAX) {
+        int32_t rows = std::min(limits::LOGIT_ROWS_MAX, length - at);
+        Segment segment = {0, 0, rows, at, length, arithmetic, 0, 0, 0};
+        Step step = {rows,
+                     1,
+                     rows,
+                     static_cast<int32_t>(table.size()),
+                     ids.data() + at,
+                     positions.data() + at,
+                     &segment,
+                     positions.data(),
+                     table.data()};
+        const float* computed = own->forward(step);
+        logits->insert(logits->end(), computed, computed + int64_t{rows} * config.vocabulary);
+    }
     return Status::success();
 }
 

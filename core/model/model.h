@@ -1,12 +1,13 @@
 // A model that is ready to serve: read, checked, packed, with its compute threads and KV pages.
 //
-// defines: LoadOptions, LoadedModel, load_model
+// defines: LoadOptions, LoadedModel, load_model, compute_logits
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "config.h"
 #include "forward.h"
@@ -34,5 +35,10 @@ struct LoadedModel {
 
 Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model);
+
+// Logits (position, vocabulary) of a text, each position given those before it. Computes beside
+// whatever else uses the model: on the calling thread, with pages of its own.
+Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
+                      Arithmetic arithmetic, std::vector<float>* logits);
 
 } // namespace sublimate

@@ -43,7 +43,9 @@ PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t 
             panels_per_item(layer.query_key_value.parts[0],
                             (config.query_columns() + 2 * config.kv_columns()) / PANEL_ROWS,
                             2 * plan.rows_per_block, blocks, threads);
-        plan.attention_output = panels(layer.attention_output, layer.attention_output.panels);
+        plan.attention_output =
+            panels_per_item(layer.attention_output, layer.attention_output.panels,
+                            2 * plan.rows_per_block, blocks, threads);
         plan.gate_up = std::max(2, panels(layer.gate, layer.gate.panels) / 2 * 2);
         plan.down = panels(layer.down, layer.down.panels);
         plan.head = panels(weights.head, weights.head.panels);
