@@ -63,9 +63,9 @@ class Model:
         kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows give equal bits),
         load_seconds."""
     def logits(self, ids: Sequence[int], *, decode: bool = False) -> NDArray[np.float32]:
-        """(position, vocabulary): what each position predicts, by the arithmetic of prompt rows or of
-        generated rows. Beside any engine that runs on this model: one thread, pages of its own.
-        Raises CoreError."""
+        """(position, vocabulary): what each position predicts, by the arithmetic of prompt rows
+        or of generated rows. Beside any engine that runs on this model: one thread, pages of its
+        own. Raises CoreError."""
 
 class Region:
     """Shared memory of one edge-engine pair with its two bells (eventfds)."""
