@@ -286,6 +286,29 @@ def test_metrics_count_what_happened() -> None:
         assert 'model_name="tiny"' in text and "sublimate_http_responses_total" in text
 
 
+def test_refusals_before_the_body_are_counted() -> None:
+    with serve(settings=KEYS) as served:
+        key = {"x-api-key": "key-one"}
+
+        def counted() -> dict[str, float]:
+            text = served.client.get("/metrics", headers=key).text
+            families = text_string_to_metric_families(text)
+            samples = [sample for family in families for sample in family.samples]
+            return {
+                sample.labels["status"]: sample.value
+                for sample in samples
+                if sample.name == "sublimate_http_responses_total"
+            }
+
+        before = counted()
+        guess = {"x-api-key": "guess"}
+        check_error(served.client.post("/v1/messages", json=body(), headers=guess), 401)
+        check_error(served.client.post("/v1/nowhere", json=body(), headers=key), 404)
+        after = counted()
+    assert after["401"] - before.get("401", 0) == 1
+    assert after["404"] - before.get("404", 0) == 1
+
+
 def test_metrics_without_an_engine() -> None:
     with serve() as served:
         served.call(served.server.engine_lost)

@@ -161,6 +161,10 @@ class Application:
             return
         exchange.send(200, [], b"ok")
 
+    def refused(self, exchange: Exchange) -> None:
+        if not exchange.answered:
+            raise AssertionError("told of a refusal that was not sent")
+
 
 def one_head(loop: asyncio.AbstractEventLoop, draw: random.Random, data: bytes) -> None:
     """Any bytes in any pieces: each answer is whole, an error has the envelope."""

@@ -114,6 +114,10 @@ class EdgeServer:
         if exchange.answered:
             self._note(exchange)
 
+    def refused(self, exchange: Exchange) -> None:
+        """Answered by the connection itself. Guessed keys and broken requests leave a trace."""
+        self._note(exchange)
+
     def _begin(self, exchange: Exchange) -> None:
         if exchange.refusal is not None:
             raise exchange.refusal

@@ -57,6 +57,10 @@ class Application(Protocol):
         """Begin to answer. Never raises."""
         ...
 
+    def refused(self, exchange: Exchange) -> None:
+        """It was answered with an error before it could be handled: for logs and counters."""
+        ...
+
 
 class _RefusedError(Exception):
     """Stops the parser; the reason is in the connection's `_refusal`."""
@@ -420,6 +424,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.keep_alive = False
         # Not the current one: `answered` would take it for an answer after which all is read.
         exchange.fail(error)
+        self._application.refused(exchange)
         self._linger()
 
     def _linger(self) -> None:
