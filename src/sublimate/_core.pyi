@@ -53,9 +53,9 @@ class Model:
         kv_bytes: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, at
-        most 2 per measured gain; isa "": best that runs here; kv_bytes 0: sized for 128 sequences
-        within a quarter of memory. Raises CoreError."""
+        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, 16
+        at most; isa "": best that runs here; kv_bytes 0: sized for 128 sequences within a quarter
+        of memory. Raises CoreError."""
     @property
     def info(self) -> dict[str, Any]:
         """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,
@@ -88,7 +88,7 @@ class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other
     threads."""
     @staticmethod
-    def with_model(model: Model, *, profile_steps: dict[str, int] | None = None) -> LoopEngine: ...
+    def with_model(model: Model) -> LoopEngine: ...
     @staticmethod
     def with_script(
         script: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -114,7 +114,7 @@ class LoopEngine:
         work."""
     def stop(self) -> None: ...
     def warm_up(self) -> None:
-        """Runs every bucket once so that the first request runs at steady-state speed. Before
+        """Runs steps of four sizes so that the first request runs at steady-state speed. Before
         run."""
     def stats(self) -> dict[str, int]: ...
     def audit(self) -> str:
