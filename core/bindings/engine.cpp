@@ -76,6 +76,18 @@ int32_t attach(Engine& engine, std::shared_ptr<Region> region) {
     return edge;
 }
 
+nb::dict step_cost(const Engine& engine) {
+    StepCost cost = engine.cost();
+    nb::dict found;
+    found["step_ps"] = cost.step_ps;
+    found["prompt_step_ps"] = cost.prompt_step_ps;
+    found["decode_row_ps"] = cost.decode_row_ps;
+    found["decode_position_ps"] = cost.decode_position_ps;
+    found["prompt_row_ps"] = cost.prompt_row_ps;
+    found["prompt_position_ps"] = cost.prompt_position_ps;
+    return found;
+}
+
 } // namespace
 
 void bind_engine(nb::module_& m) {
@@ -99,6 +111,7 @@ void bind_engine(nb::module_& m) {
                  }
                  return stats_dict(page);
              })
+        .def("step_cost", &step_cost)
         .def("audit", &Engine::audit, release());
 }
 

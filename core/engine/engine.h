@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../loop/cost.h"
 #include "../loop/schedule.h"
 #include "../model/model.h"
 #include "../ring/region.h"
@@ -31,6 +32,7 @@ public:
     virtual void warm_up() = 0;
     virtual std::string audit() = 0; // empty: page ownership is consistent
     virtual StatsPage stats() const = 0;
+    virtual StepCost cost() const = 0;
 };
 
 int64_t monotonic_ns();
@@ -53,6 +55,7 @@ public:
     void warm_up();
     std::string audit();
     StatsPage stats();
+    StepCost cost() const { return loop_->cost(); } // fixed once warm_up() has returned
 
     // Called by the loop after it has published: wakes the edges that sleep and have records.
     void published();

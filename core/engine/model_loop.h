@@ -12,6 +12,7 @@
 #include "../loop/loop.h"
 #include "engine.h"
 #include "roofline.h"
+#include "warm_up.h"
 
 namespace sublimate {
 
@@ -41,6 +42,8 @@ public:
     bool has_requests() const override { return loop_.outstanding() > 0; }
     StatsPage stats() const override { return loop_.totals(); }
 
+    StepCost cost() const override { return loop_.state().config.cost; }
+
     bool run_once() override {
         uint64_t steps = loop_.step_count();
         loop_.set_utilization_ppm(roofline_.utilization_ppm(clock_.now_ns()));
@@ -58,16 +61,12 @@ public:
         return why ? why : "";
     }
 
-    // Steps of four sizes, on pages that no request owns yet: the caches, the branch predictors and
-    // the memory's first touch are paid here and not by the first request.
     void warm_up() override {
         CHECK_BECAUSE(loop_.outstanding() == 0, "warm-up while requests run");
-        for (int32_t rows : WARM_UP_ROWS) warm_up_rows(rows);
+        loop_.set_cost(warm_up_model(model_, config_));
     }
 
 private:
-    static constexpr int32_t WARM_UP_ROWS[] = {1, 16, 128, 512};
-
     struct Free {
         void operator()(void* block) const { std::free(block); }
     };
@@ -77,36 +76,6 @@ private:
             memory::ALIGNMENT_BYTES, static_cast<size_t>(align_up(bytes, memory::ALIGNMENT_BYTES)));
         CHECK_BECAUSE(block, "no memory for the loop");
         return std::unique_ptr<void, Free>(block);
-    }
-
-    void warm_up_rows(int32_t rows) {
-        int32_t pages = (rows + limits::PAGE_TOKENS - 1) / limits::PAGE_TOKENS;
-        if (pages > config_.pages || rows > config_.context_tokens) return;
-        std::vector<int32_t> tokens(static_cast<size_t>(rows), 0);
-        std::vector<int32_t> positions(static_cast<size_t>(rows));
-        std::vector<int32_t> table(static_cast<size_t>(pages));
-        for (int32_t i = 0; i < rows; i++) positions[static_cast<size_t>(i)] = i;
-        for (int32_t i = 0; i < pages; i++) table[static_cast<size_t>(i)] = i;
-        Segment segment = {};
-        segment.row_count = rows;
-        segment.prompt_length = rows;
-        int32_t last = rows - 1;
-        Step step = {};
-        step.row_count = rows;
-        step.segment_count = 1;
-        step.logit_row_count = 1;
-        step.page_table_stride = pages;
-        step.tokens = tokens.data();
-        step.positions = positions.data();
-        step.segments = &segment;
-        step.logit_rows = &last;
-        step.page_tables = table.data();
-        segment.arithmetic = Arithmetic::prompt;
-        model_.forward(step);
-        if (config_.same_arithmetic || rows > limits::SEQUENCES_MAX)
-            return; // no decode step is larger
-        segment.arithmetic = Arithmetic::generated;
-        model_.forward(step);
     }
 
     Owner owner_;

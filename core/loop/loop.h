@@ -8,6 +8,7 @@
 //   validate.h     checks of a request record
 //   sequence.h     the states of a request
 //   pages.h kv.h   paged KV: ownership, prefix sharing, reservation, audit
+//   cost.h         what a step costs
 //   schedule.h     the pure scheduler and its policy; buckets.h the step's bucket
 //   step.h         the seam to the model
 //   sampler.h      one row of logits to one token; select.h, sampler_ops.h, gumbel.h below it
@@ -99,6 +100,11 @@ public:
     uint64_t step_count() const { return state_.step_count; }
     StatsPage totals() const { return loop_totals(state_); }
     const LoopState& state() const { return state_; }
+    // Prices as measured, before the first request: plans depend on them.
+    void set_cost(const StepCost& cost) {
+        CHECK(outstanding() == 0 && sane_cost(cost));
+        state_.config.cost = cost;
+    }
     void set_utilization_ppm(uint64_t ppm) {
         state_.worked_before |= ppm != state_.utilization_ppm; // so that it is published
         state_.utilization_ppm = ppm;

@@ -8,6 +8,7 @@
 
 #include "../limits.h"
 #include "../ring/ring.h"
+#include "cost.h"
 #include "edge.h"
 #include "kv.h"
 #include "sampler.h"
@@ -32,6 +33,7 @@ struct LoopConfig {
     bool same_arithmetic = false;
     int64_t ring_full_deadline_ns = limits::RING_FULL_DEADLINE_NS;
     Policy policy = DEFAULT_POLICY;
+    StepCost cost = DEFAULT_STEP_COST; // of this model on this machine
 };
 
 // A row whose logits the step computes.
@@ -132,6 +134,7 @@ SUBLIMATE_HD inline void check_config(const LoopConfig& c) {
     CHECK(c.pages >= 1 && c.sample_lanes >= 1);
     CHECK(c.sequences_max >= 1 && c.sequences_max <= limits::SEQUENCES_MAX);
     CHECK(c.ring_full_deadline_ns > 0 && sane_policy(c.policy));
+    CHECK(sane_cost(c.cost));
     CHECK(c.queue_max >= 1 && c.queue_max <= limits::QUEUE_MAX);
 }
 

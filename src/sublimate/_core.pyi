@@ -114,9 +114,13 @@ class LoopEngine:
         work."""
     def stop(self) -> None: ...
     def warm_up(self) -> None:
-        """Runs steps of four sizes so that the first request runs at steady-state speed. Before
-        run."""
+        """Runs some steps so that the first request runs at steady-state speed, and times them for
+        step_cost. Before run."""
     def stats(self) -> dict[str, int]: ...
+    def step_cost(self) -> dict[str, int]:
+        """What the scheduler takes a step to cost, in picoseconds: step_ps and, with prompt rows,
+        prompt_step_ps; decode_row_ps and prompt_row_ps a row, decode_position_ps and
+        prompt_position_ps for each position that a row attends to."""
     def audit(self) -> str:
         """Empty if page ownership is consistent, else what is wrong. For tests; only while the loop
         is idle."""
