@@ -122,7 +122,12 @@ struct PythonEvent {
     int32_t cached_tokens;
     int32_t output_tokens;
     int32_t bucket_rows;
+    uint64_t submitted_ns;
+    uint64_t admitted_ns;
     uint64_t first_token_ns;
+    uint64_t last_record_ns;
+    uint64_t polled_ns;
+    uint64_t encoded_ns;
     const char* stop_reason;
     const char* refuse_reason;
     nb::object data;
@@ -176,7 +181,12 @@ PythonEvent python_event(const StreamEvent& event) {
             event.cached_tokens,
             event.output_tokens,
             event.bucket_rows,
+            event.submitted_ns,
+            event.admitted_ns,
             event.first_token_ns,
+            event.last_record_ns,
+            event.polled_ns,
+            event.encoded_ns,
             stop_reason_name(event.reason),
             refuse_reason_name(event.refuse_reason),
             nb::bytes(event.data.data(), event.data.size()),
@@ -201,7 +211,12 @@ void bind_event(nb::module_& m) {
         .def_ro("text", &PythonEvent::text)
         .def_ro("token_ids", &PythonEvent::token_ids)
         .def_ro("logprobs", &PythonEvent::logprobs)
-        .def_ro("first_token_ns", &PythonEvent::first_token_ns);
+        .def_ro("submitted_ns", &PythonEvent::submitted_ns)
+        .def_ro("admitted_ns", &PythonEvent::admitted_ns)
+        .def_ro("first_token_ns", &PythonEvent::first_token_ns)
+        .def_ro("last_record_ns", &PythonEvent::last_record_ns)
+        .def_ro("polled_ns", &PythonEvent::polled_ns)
+        .def_ro("encoded_ns", &PythonEvent::encoded_ns);
 }
 
 // ---- EdgeClient --------------------------------------------------------------------------------
@@ -320,7 +335,10 @@ void bind_client(nb::module_& m) {
         .def_prop_ro("slots_in_use",
                      [](const PythonClient& self) { return self.client.slots_in_use(); })
         .def_prop_ro("stale_rows",
-                     [](const PythonClient& self) { return self.client.stale_rows(); });
+                     [](const PythonClient& self) { return self.client.stale_rows(); })
+        .def_prop_ro("text_ns", [](const PythonClient& self) { return self.client.text_ns(); })
+        .def_prop_ro("text_tokens",
+                     [](const PythonClient& self) { return self.client.text_tokens(); });
 }
 
 } // namespace

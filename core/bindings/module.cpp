@@ -148,4 +148,5 @@ NB_MODULE(_core, m) {
     bind_edge(m);
     bind_model(m);
     bind_engine(m);
+    bind_limits(m);
 }

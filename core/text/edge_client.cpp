@@ -1,6 +1,7 @@
 // EdgeClient: slots and submission first, then the way of a token row through the text path.
 #include "edge_client.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <ctime>
@@ -99,7 +100,10 @@ struct EdgeClient::Stream {
     int32_t cached_tokens = 0;
     int32_t output_tokens = 0;
     int32_t bucket_rows = 0;
+    uint64_t submitted_ns = 0;
+    uint64_t admitted_ns = 0;
     uint64_t first_token_ns = 0;
+    uint64_t last_record_ns = 0;
     TextStream text;
     std::vector<int32_t> token_ids; // of this poll, as the next two
     std::vector<TokenLogprobs> logprobs;
@@ -129,7 +133,10 @@ StreamEvent EdgeClient::Stream::event() {
     event.cached_tokens = cached_tokens;
     event.output_tokens = output_tokens;
     event.bucket_rows = bucket_rows;
+    event.submitted_ns = submitted_ns;
+    event.admitted_ns = admitted_ns;
     event.first_token_ns = first_token_ns;
+    event.last_record_ns = last_record_ns;
     event.token_ids = token_ids;
     event.logprobs = logprobs;
     event.logprob_pairs = logprob_pairs;
@@ -207,7 +214,8 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
     stream.reason = StopReason::none;
     stream.refuse_reason = RefuseReason::none;
     stream.cached_tokens = stream.output_tokens = stream.bucket_rows = 0;
-    stream.first_token_ns = 0;
+    stream.submitted_ns = now;
+    stream.admitted_ns = stream.first_token_ns = stream.last_record_ns = 0;
     if (!submission_push(view_, slot)) {
         broken_ = true; // only damaged indices make the ring look full
         return ClientStatus::engine_broken;
@@ -284,6 +292,7 @@ bool EdgeClient::poll(std::vector<StreamEvent>& events) {
     events.clear();
     if (!connected()) return false;
     begin_poll();
+    uint64_t polled_ns = monotonic_ns();
     // One ring's worth at most, so that an engine that never stops writing cannot keep the edge
     // here.
     int64_t budget_words = limits::TOKEN_RING_WORDS;
@@ -296,7 +305,7 @@ bool EdgeClient::poll(std::vector<StreamEvent>& events) {
         }
         budget_words -= words;
     }
-    collect_events(events);
+    collect_events(polled_ns, events);
     return true;
 }
 
@@ -331,8 +340,10 @@ bool EdgeClient::apply_row(const TokenRow& row, const int32_t* pairs, uint64_t t
     Stream& stream = *streams_[row.slot];
     if (state == State::submitted) {
         touch(stream);
+        // As the engine wrote it, but never before what is known already.
+        stream.last_record_ns = std::max({time_ns, stream.submitted_ns, stream.last_record_ns});
         if ((row.flags & ROW_ADMITTED) != 0 && !apply_admission(stream, row)) return false;
-        if ((row.flags & ROW_TOKEN) != 0 && !apply_token(stream, row, pairs, time_ns)) return false;
+        if ((row.flags & ROW_TOKEN) != 0 && !apply_token(stream, row, pairs)) return false;
     }
     if ((row.flags & ROW_FINISHED) != 0) return apply_end(stream, row);
     return true;
@@ -349,17 +360,18 @@ bool EdgeClient::apply_admission(Stream& stream, const TokenRow& row) {
     if (stream.admitted || (row.flags & ROW_TOKEN) != 0) return false;
     if (row.token < 0 || row.token > stream.header.prompt_length || row.detail < 0) return false;
     stream.admitted = stream.admitted_now = true;
+    stream.admitted_ns = stream.last_record_ns;
     stream.cached_tokens = row.token;
     stream.bucket_rows = row.detail;
     if (stream.shows_text()) stream.text.admit(row.token);
     return true;
 }
 
-bool EdgeClient::apply_token(Stream& stream, const TokenRow& row, const int32_t* pairs,
-                             uint64_t time_ns) {
+bool EdgeClient::apply_token(Stream& stream, const TokenRow& row, const int32_t* pairs) {
     if (!stream.admitted || row.token < 0 || row.token >= view_.vocabulary) return false;
     if (stream.output_tokens >= stream.header.token_budget) return false;
-    if (stream.output_tokens++ == 0) stream.first_token_ns = time_ns;
+    if (stream.output_tokens++ == 0) stream.first_token_ns = stream.last_record_ns;
+    text_tokens_++;
     if (stream.header.logprobs >= 0) take_logprobs(stream, row, pairs);
     if (!stream.shows_text()) {
         stream.token_ids.push_back(row.token);
@@ -419,12 +431,20 @@ void EdgeClient::release(Stream& stream) {
     in_flight_--;
 }
 
-void EdgeClient::collect_events(std::vector<StreamEvent>& events) {
+void EdgeClient::collect_events(uint64_t polled_ns, std::vector<StreamEvent>& events) {
+    if (touched_.empty()) return;
     for (Stream* stream : touched_) {
         StreamEvent event = stream->event();
         bool speaks = event.admitted || event.finished || !event.data.empty() ||
                       !event.token_ids.empty() || !event.logprobs.empty();
         if (speaks) events.push_back(event);
+    }
+    uint64_t encoded_ns = monotonic_ns();
+    text_ns_ += encoded_ns - polled_ns;
+    for (StreamEvent& event : events) {
+        // A record may have come after the poll had begun.
+        event.polled_ns = std::max(polled_ns, event.last_record_ns);
+        event.encoded_ns = std::max(encoded_ns, event.polled_ns);
     }
 }
 

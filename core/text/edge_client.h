@@ -60,10 +60,16 @@ struct StreamEvent {
     StopReason reason = StopReason::none;
     RefuseReason refuse_reason = RefuseReason::none;
     int32_t cached_tokens = 0;
-    int32_t output_tokens = 0;   // billed so far
-    int32_t bucket_rows = 0;     // of the step that admitted it
-    int32_t stop_index = -1;     // of the stop string in the request's list
-    uint64_t first_token_ns = 0; // monotonic clock of the record with the first token; 0 before
+    int32_t output_tokens = 0; // billed so far
+    int32_t bucket_rows = 0;   // of the step that admitted it
+    int32_t stop_index = -1;   // of the stop string in the request's list
+    // Stages of the request so far, on the monotonic clock, never decreasing; 0: not reached.
+    uint64_t submitted_ns = 0;   // handed to the loop
+    uint64_t admitted_ns = 0;    // of the record with the admission, as for the next two
+    uint64_t first_token_ns = 0; // of the first token
+    uint64_t last_record_ns = 0; // of the latest row
+    uint64_t polled_ns = 0;      // this poll met that row
+    uint64_t encoded_ns = 0;     // data and text were ready
     std::string_view data;       // sse: whole frames
     std::string_view text;       // text: everything, when finished
     std::string_view stop_string;
@@ -123,6 +129,10 @@ public:
     int32_t in_flight() const { return in_flight_; } // submitted, draining or scored
     int32_t slots_in_use() const { return slots_.in_use(); }
     int64_t stale_rows() const { return stale_rows_; } // rows that met no request
+    // Time spent between a record and its frames, over all polls that had records, and the tokens
+    // in them.
+    uint64_t text_ns() const { return text_ns_; }
+    int64_t text_tokens() const { return text_tokens_; }
 
 private:
     enum class State : uint8_t { free, acquired, submitted, draining, scored };
@@ -131,13 +141,13 @@ private:
     bool apply_record(const int32_t* record, int32_t words);
     bool apply_row(const TokenRow& row, const int32_t* pairs, uint64_t time_ns);
     bool apply_admission(Stream& stream, const TokenRow& row);
-    bool apply_token(Stream& stream, const TokenRow& row, const int32_t* pairs, uint64_t time_ns);
+    bool apply_token(Stream& stream, const TokenRow& row, const int32_t* pairs);
     bool apply_end(Stream& stream, const TokenRow& row);
     void take_logprobs(Stream& stream, const TokenRow& row, const int32_t* pairs);
     void touch(Stream& stream);
     void release(Stream& stream);
     void begin_poll();
-    void collect_events(std::vector<StreamEvent>& events);
+    void collect_events(uint64_t polled_ns, std::vector<StreamEvent>& events);
     bool connected();
     void wake_engine();
 
@@ -151,6 +161,8 @@ private:
     std::vector<Stream*> touched_;                       // in this poll, in order
     int32_t in_flight_ = 0;
     int64_t stale_rows_ = 0;
+    uint64_t text_ns_ = 0;
+    int64_t text_tokens_ = 0;
     bool broken_ = false; // for good; see connected
 };
 

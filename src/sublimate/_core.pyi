@@ -161,8 +161,19 @@ class StreamEvent:
     """format "raw": ids of this poll, the stop token included. Else []."""
     logprobs: list[tuple[float, list[tuple[int, float]]]]
     """If asked for: per token of this poll (chosen log-probability, [(id, log-probability)])."""
+    submitted_ns: int
+    """Handed to the loop. This and the next five are on the monotonic clock, never decrease from
+    one to the next, and are 0 where they were not reached."""
+    admitted_ns: int
+    """The step record with the admission was published."""
     first_token_ns: int
-    """Monotonic clock of the step record that carried the first token; 0 before."""
+    """The step record with the first token."""
+    last_record_ns: int
+    """The latest step record of the request."""
+    polled_ns: int
+    """The poll met that record."""
+    encoded_ns: int
+    """Data and text of this event were ready."""
 
 class EdgeClient:
     """The edge's half of a region: slots, submission, cancel, and the text path. One thread
@@ -223,10 +234,25 @@ class EdgeClient:
     @property
     def stale_rows(self) -> int:
         """Rows of the engine that met no request; they are ignored."""
+    @property
+    def text_ns(self) -> int:
+        """Time from records to frames, over all polls: the native share of streaming."""
+    @property
+    def text_tokens(self) -> int:
+        """Tokens that were handled in that time."""
 
 def probe() -> dict[str, Any]:
     """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by
     permission), best isa, cache sizes, memory bytes, huge pages."""
+
+def measure_limits(
+    working_sets: Sequence[int], *, threads: int = 0, isa: str = ""
+) -> dict[str, Any]:
+    """What the machine gives at most, with one thread and with all (or `threads`), by the widest
+    instruction set up to `isa`. isa; reads: working_set_bytes, threads, bytes_per_s,
+    huge_pages_share; computes: name (fma_f32, dot_int8, tile_bf16, tile_bf16_loads, tile_int8),
+    threads, ops_per_s (a multiply-add is two; 0: not on this machine). Seconds of all cores. Raises
+    CoreError."""
 
 def heap_allocations() -> int:
     """Test hook: allocations made by this process's C++ code since start on the loop's threads."""

@@ -48,7 +48,17 @@ def run(*arguments: str, code: int = 0, **environment: str) -> subprocess.Comple
 
 def test_help_names_every_command() -> None:
     text = run("--help").stdout
-    for command in ("serve", "chat", "pull", "models", "probe", "bench", "config", "version"):
+    for command in (
+        "serve",
+        "chat",
+        "pull",
+        "models",
+        "probe",
+        "limits",
+        "bench",
+        "config",
+        "version",
+    ):
         assert f" {command} " in text
 
 

@@ -9,6 +9,7 @@ from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange
 from sublimate.edge.metrics import Metrics
 from sublimate.edge.stream import Answer, StreamedAnswer
+from sublimate.edge.timing import Timing
 
 TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
 
@@ -45,6 +46,7 @@ class Event:
 
     key, cached_tokens, output_tokens = 1, 0, 3
     finished, stop_sequence, text = True, None, ""
+    admitted_ns = 0
 
     def __init__(self, reason: str, data: bytes, admitted: bool, refuse_reason: str = "") -> None:
         self.stop_reason, self.refuse_reason = reason, refuse_reason
@@ -55,6 +57,7 @@ def answer_of(wire: Wire, ended: list[Answer]) -> StreamedAnswer:
     return StreamedAnswer(
         cast(Exchange, wire),
         Metrics("tiny"),
+        Timing(0.0),
         message_id="msg_1",
         model_name="tiny",
         prompt_tokens=3,

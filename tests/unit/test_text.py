@@ -17,6 +17,9 @@ CACHED_TOKENS = 2
 REGION = _core.Region.create(2048)
 
 
+RECORD_NS = 1 << 60  # after any submission of a test
+
+
 class Stream:
     """One request on a region of its own vocabulary, whose engine is the test."""
 
@@ -52,7 +55,7 @@ class Stream:
             view[_core.REQUEST_FIELDS[name][0]] = value  # type: ignore[index]
 
     def push(self, *rows: Row) -> None:
-        self.loop.token_push(list(rows), time_ns=1234)
+        self.loop.token_push(list(rows), time_ns=RECORD_NS)
 
     def token(self, token: int, reason: int = 0) -> Row:
         flags = ring.TOKEN | (ring.FINISHED if reason else 0)
@@ -244,7 +247,8 @@ def test_several_tokens_of_a_poll_make_one_delta() -> None:
     stream.push(stream.token(2))
     (event,) = stream.poll()
     assert event.data == twin.BLOCK_START + twin.text_delta("one two three")
-    assert event.first_token_ns == 1234 and event.output_tokens == 3
+    assert event.first_token_ns == RECORD_NS and event.output_tokens == 3
+    assert event.submitted_ns < event.last_record_ns == event.polled_ns == event.encoded_ns
     stream.close()
 
 

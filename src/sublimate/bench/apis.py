@@ -31,6 +31,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     """As the server claims, when the event says it; only a cross-check."""
     input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input tokens, those that came from a prefix cache."""
     error: str = ""
     finished: bool = False
 
@@ -91,6 +93,7 @@ def read_event(data: bytes) -> Delta:
         output_tokens=usage.output_tokens or usage.completion_tokens or 0,
         input_tokens=(usage.input_tokens or usage.prompt_tokens or 0)
         + (usage.cache_read_input_tokens or 0),
+        cached_tokens=usage.cache_read_input_tokens or 0,
         finished=event.type == "message_stop",
     )
 

@@ -54,6 +54,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     ended_seconds: float = 0.0
     status: int = 0
     chunked: bool = False
+    request_id: str = ""
     error: str = ""
     arrivals: list[tuple[float, bytes]] = []
     """(time, bytes of the body as they came, still chunked)"""

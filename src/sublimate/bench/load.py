@@ -111,6 +111,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     input_tokens: int
     claimed_tokens: int
+    cached_tokens: int = 0
     error: str = ""
 
 
@@ -162,7 +163,7 @@ def read_sample(result: Exchange, counter: Counter | None) -> Sample:
     """What the stored bytes of a stream say. Without a counter the server's count is taken."""
     texts, times = list[str](), list[float]()
     error = result.error
-    input_tokens = claimed = 0
+    input_tokens = claimed = cached = 0
     if result.status != OK_STATUS and not error:
         error = _explain(result)
     elif result.status == OK_STATUS:
@@ -171,6 +172,7 @@ def read_sample(result: Exchange, counter: Counter | None) -> Sample:
             error = error or delta.error
             input_tokens = max(input_tokens, delta.input_tokens)
             claimed = max(claimed, delta.output_tokens)
+            cached = max(cached, delta.cached_tokens)
             if delta.text:
                 texts.append(delta.text)
                 times.append((at - result.started_seconds) * MILLISECONDS)
@@ -183,6 +185,7 @@ def read_sample(result: Exchange, counter: Counter | None) -> Sample:
         tokens=counter("".join(texts)) if counter else claimed,
         input_tokens=input_tokens,
         claimed_tokens=claimed,
+        cached_tokens=cached,
         error=error,
     )
 

@@ -3,7 +3,8 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 130 interrupted.
 
-defines: main, app and the commands serve, chat, pull, models, probe, bench, config show, version
+defines: main, app and the commands serve, chat, pull, models, probe, limits, bench, config show,
+version
 """
 
 from __future__ import annotations
@@ -174,6 +175,25 @@ def probe(
         from .probe import probe as run
 
         return run(effective, json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def limits(
+    url: Annotated[
+        str, typer.Option(help="A running server: also say what its last load reached.")
+    ] = "",
+    api_key: Annotated[str, typer.Option(help="Key to send to it.")] = "",
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="0: all cores.")] = 0,
+    json: flags.Json = False,
+) -> None:
+    """Measure what this machine gives at most: reading memory, multiplying."""
+
+    def action() -> int:
+        from .limits import limits as run
+
+        return run(url, api_key, threads, json)
 
     _exit(run_guarded(action))
 

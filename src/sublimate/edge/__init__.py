@@ -2,5 +2,6 @@
 
 http (connection and limits), access (keys, origins), routes (paths), messages (the story of one
 request), guard, schema, normalise, prepare (body to token ids), record, engine (rings), stream
-(answers). Beside them models, probes, metrics, openapi, and above them app, server, process.
+(answers). Beside them timing, models, probes, metrics, openapi, and above them app, server,
+process.
 """

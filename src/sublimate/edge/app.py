@@ -167,8 +167,10 @@ class EdgeServer:
         self._tell_if_drained()
 
     def _tick(self) -> None:
-        """Once a second while answers are open: pings."""
+        """Once a second while answers are open: pings, and the load figure that outlives them."""
         self._ticker = None
+        if self.engine is not None and (share := self.engine.stats()["utilization_ppm"]):
+            self.metrics.load_utilization_ppm = share
         now = time.monotonic()
         for answer in list(self._answers):
             answer.tick(now)

@@ -31,6 +31,7 @@ LOG = logging.getLogger("sublimate.edge")
 
 POLL_ROUNDS_MAX = 4
 """Polls in a row before other work of the event loop gets its turn."""
+NS_PER_SECOND = 1_000_000_000
 STEP_AGE_TRIP_NS = 5_000_000_000
 """Work is there and no step has ended for so long: not healthy."""
 
@@ -170,6 +171,16 @@ class EngineLink:
     def slots_in_use(self) -> int:
         """Slots of ring memory that requests hold; 0 at rest."""
         return self._client.slots_in_use
+
+    @property
+    def text_seconds(self) -> float:
+        """Native time between the loop's records and ready frames, since the engine came up."""
+        return self._client.text_ns / NS_PER_SECOND
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens in that time."""
+        return self._client.text_tokens
 
     # ---- events --------------------------------------------------------------------------------
     def _on_bell(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -47,7 +47,14 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         fields: dict[str, Any] = getattr(record, "fields", {})
-        return " ".join([text, *(f"{name}={value}" for name, value in fields.items())])
+        return " ".join([text, *(f"{name}={_shown(value)}" for name, value in fields.items())])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        parts = cast(dict[str, float], value)
+        return ",".join(f"{name}:{part:.2f}" for name, part in parts.items())
+    return str(value)
 
 
 def configure(settings: LogSettings) -> None:
@@ -75,5 +82,8 @@ def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
         fields["cached_tokens"] = answer.cached_tokens
         fields["output_tokens"] = answer.output_tokens
         fields["end"] = answer.stop_reason
+        if stages := answer.timing.stages_ms():
+            fields["stages_ms"] = stages
+            fields["first_way_ms"] = answer.timing.first_way_ms()
     path = ascii(exchange.request.path[:PATH_CHARACTERS_MAX])[1:-1]
     REQUESTS.log(level, "%s %s", exchange.request.method, path, extra={"fields": fields})

@@ -18,24 +18,26 @@ from . import limits
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
+from .metrics import PARTS_PER_MILLION
 from .prepare import Prompt, prepare
 from .schema import MessagesRequest, Sampling, check_sampling
 from .stream import Answer, CollectedAnswer, StreamedAnswer
+from .timing import Timing
 
 if TYPE_CHECKING:
     from .app import EdgeServer
 
-PARTS_PER_MILLION = 1_000_000
-
 
 async def create_message(server: EdgeServer, exchange: Exchange) -> None:
     """Answer with a message, streamed or whole. Raises ApiError."""
+    timing = Timing(exchange.started_seconds)
     engine = server.engine_or_refuse()
     prompt = await prepared(server, exchange, engine.context_tokens)
+    timing.prepared(*prompt.ends_ns)
     profile = choose_profile(prompt.request, server.settings)
     sampling = checked_sampling(server, prompt.request)
     engine = server.engine_or_refuse()  # it may have gone while a worker thread prepared
-    answer = new_answer(server, engine, exchange, prompt)
+    answer = new_answer(server, engine, exchange, prompt, timing)
     submission = Submission(
         ids=prompt.ids,
         sampling=sampling,
@@ -108,12 +110,13 @@ def choose_profile(request: MessagesRequest, settings: EdgeSettings) -> Profile:
 
 
 def new_answer(
-    server: EdgeServer, engine: EngineLink, exchange: Exchange, prompt: Prompt
+    server: EdgeServer, engine: EngineLink, exchange: Exchange, prompt: Prompt, timing: Timing
 ) -> Answer:
     kind = StreamedAnswer if prompt.request.stream else CollectedAnswer
     return kind(
         exchange,
         server.metrics,
+        timing,
         message_id=new_identifier("msg"),
         model_name=prompt.model_name,
         prompt_tokens=len(prompt.ids),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "sublimate_"
+PARTS_PER_MILLION = 1_000_000
 FIRST_TOKEN_EDGES = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -113,6 +114,8 @@ class Metrics(Collector):
         self.responses: Counter[str] = Counter()
         self.pings = 0
         self.connections = 0
+        self.load_utilization_ppm = 0
+        """Share of the roofline in the last whole second under load; 0 before the first."""
         self.engine: Callable[[], EngineLink | None] = lambda: None
         self.answers: Callable[[], int] = lambda: 0
         self._model_name = model_name
@@ -139,6 +142,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Any]:
         labels = {"model_name": self._model_name, "engine": "0"}
         yield from self._edge_families(labels)
+        load = self.load_utilization_ppm / PARTS_PER_MILLION
+        text = "Share of the measured roofline, last second that had load."
+        yield _gauge("engine_utilization_under_load", text, load, labels)
         engine = self.engine()
         if engine is not None:
             yield from _loop_families(engine, labels)
@@ -203,10 +209,17 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
     total = max(1, stats["pages_total"])
     used = total - stats["pages_free"] - stats["pages_cached"]
     yield _gauge("kv_cache_usage_perc", "Share of pages with an owner.", used / total, labels)
-    share = stats["utilization_ppm"] / 1e6
+    share = stats["utilization_ppm"] / PARTS_PER_MILLION
     yield _gauge(
         "engine_utilization", "Share of the measured roofline, last second.", share, labels
     )
+    for name, text, value in (
+        ("text_seconds", "Native time from records to frames.", engine.text_seconds),
+        ("text_tokens", "Tokens in that time.", engine.text_tokens),
+    ):
+        family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        yield family
     info = InfoMetricFamily(PREFIX + "cache_config", "Pages.", labels=list(labels))
     pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
     info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})

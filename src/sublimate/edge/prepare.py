@@ -5,6 +5,8 @@ defines: Prompt, decode, prepare
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,8 @@ class Prompt(msgspec.Struct, frozen=True):
     model_name: str
     ids: NDArray[np.int32]
     """(prompt_tokens)"""
+    ends_ns: tuple[int, int, int]
+    """When parse, template and tokenise ended, on the monotonic clock (see timing.py)."""
 
 
 def prepare(body: bytes, model: TextModel, *, messages_max: int, context_tokens: int) -> Prompt:
@@ -36,10 +40,12 @@ def prepare(body: bytes, model: TextModel, *, messages_max: int, context_tokens:
     model_name = model.resolve(request.model)
     check_offered(request)
     turns = normalise(request, messages_max=messages_max)
+    parsed_ns = time.monotonic_ns()
     try:
         rendered = model.template.render(turns)
     except TemplateLimitError:
         raise ApiError("template_limit") from None
+    rendered_ns = time.monotonic_ns()
     tokenizer = model.tokenizer
     length = len(rendered.text)
     if length > context_tokens * tokenizer.longest_token_bytes:
@@ -51,4 +57,4 @@ def prepare(body: bytes, model: TextModel, *, messages_max: int, context_tokens:
     ids = np.array(tokenizer.encode_rendered(rendered.text, rendered.marker), dtype=np.int32)
     if len(ids) > context_tokens:
         raise ApiError("prompt_too_long", tokens=len(ids), maximum=context_tokens)
-    return Prompt(request, model_name, ids)
+    return Prompt(request, model_name, ids, (parsed_ns, rendered_ns, time.monotonic_ns()))

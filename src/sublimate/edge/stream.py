@@ -20,6 +20,7 @@ from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
 from .metrics import Metrics
+from .timing import Timing
 
 LOG = logging.getLogger("sublimate.edge")
 ENCODE = msgspec.json.Encoder().encode
@@ -37,6 +38,7 @@ class Answer:
         self,
         exchange: Exchange,
         metrics: Metrics,
+        timing: Timing,
         *,
         message_id: str,
         model_name: str,
@@ -46,6 +48,7 @@ class Answer:
         on_end: Callable[[Answer], None],
     ) -> None:
         self.exchange = exchange
+        self.timing = timing
         self.message_id = message_id
         self.model_name = model_name
         self.prompt_tokens = prompt_tokens
@@ -79,13 +82,17 @@ class Answer:
         if event.admitted:
             self.cached_tokens = event.cached_tokens
             self.admitted_seconds = now_seconds
+        is_first = self.output_tokens == 0 and event.output_tokens > 0
         if event.output_tokens > self.output_tokens:
             self._count_tokens(event.output_tokens, now_seconds)
         if event.finished:
             self._finished(event)
+            self.timing.ended(event)
             self._end(event.stop_reason, now_seconds)
-        else:
-            self._progress(event, now_seconds)
+            return
+        self._progress(event, now_seconds)
+        if is_first:
+            self.timing.first_sent(event)
 
     def _count_tokens(self, output_tokens: int, now_seconds: float) -> None:
         if not self.first_token_seconds:

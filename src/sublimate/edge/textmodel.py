@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import ModelError
-from ..model.template import ChatTemplate
+from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
 from . import limits
 from .errors import ApiError
@@ -53,15 +53,7 @@ class TextModel:
 def text_model_from_metadata(name: str, metadata: Mapping[str, Any]) -> TextModel:
     """From GGUF metadata. Raises ModelError."""
     tokenizer = tokenizer_from_metadata(metadata)
-    source = metadata.get("tokenizer.chat_template", "")
-    if not isinstance(source, str):
-        raise ModelError("The model file is damaged: its chat template is not text.")
-    template = ChatTemplate(
-        source,
-        tokenizer.special,
-        bos_token=tokenizer.special_text(tokenizer.bos_id),
-        eos_token=tokenizer.special_text(tokenizer.eos_id),
-    )
+    template = template_from_metadata(metadata, tokenizer)
     return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")))
 
 

@@ -38,6 +38,7 @@ class Flight:
         self._submitted_ns = 0
         self._first_token_ns = 0
         self._end_ns = 0
+        self._arrivals_ns: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def submitted(self) -> None:
@@ -55,6 +56,8 @@ class Flight:
         if event.first_token_ns and not self._first_token_ns:
             self._first_token_ns = event.first_token_ns
         ids, logprobs = list(event.token_ids), list(event.logprobs)
+        if ids:
+            self._arrivals_ns.append(event.last_record_ns)
         if event.finished:
             self.finish_reason = event.stop_reason
             self.refuse_reason = event.refuse_reason
@@ -86,4 +89,5 @@ class Flight:
             cached_tokens=self._cached_tokens,
             first_token_seconds=first / NANOSECONDS,
             total_seconds=(self._end_ns - self._submitted_ns) / NANOSECONDS,
+            arrivals_seconds=[(at - self._submitted_ns) / NANOSECONDS for at in self._arrivals_ns],
         )

@@ -60,3 +60,5 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float
     """From submission to the first token; 0 without one."""
     total_seconds: float
+    arrivals_seconds: list[float] = []
+    """When tokens came, each from submission; tokens that were taken together came together."""

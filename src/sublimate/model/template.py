@@ -8,7 +8,8 @@ changes of the content, so what it does with it (trim, split) still holds.
 What a template does with system turns that are not the first, and with a conversation that an
 assistant opens, is found out once, when the model is loaded.
 
-defines: Turn, Rendered, TemplateReport, TemplateLimitError, ChatTemplate
+defines: Turn, Rendered, TemplateReport, TemplateLimitError, ChatTemplate,
+template_from_metadata
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import minijinja
 import msgspec
 
 from ..errors import ModelError
+from .tokenizer import Tokenizer
 
 LOG = logging.getLogger("sublimate.template")
 
@@ -284,6 +286,19 @@ def _environment(source: str, fallback: str) -> minijinja.Environment:
         except _RefusedError:
             pass  # an empty conversation is nothing to a template
     return environment
+
+
+def template_from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+    """Of a GGUF file, or the built-in one. Raises ModelError."""
+    source = metadata.get("tokenizer.chat_template", "")
+    if not isinstance(source, str):
+        raise ModelError("The model file is damaged: its chat template is not text.")
+    return ChatTemplate(
+        source,
+        tokenizer.special,
+        bos_token=tokenizer.special_text(tokenizer.bos_id),
+        eos_token=tokenizer.special_text(tokenizer.eos_id),
+    )
 
 
 def fold_system_turns(turns: Sequence[Turn], *, keep_first: bool) -> list[Turn]:

@@ -1,0 +1,85 @@
+"""Where the time of one answer went: a chain of stages, each of which begins where the one before
+ended, so that they add up to the whole. Costs a clock read per stage and nothing per token.
+
+    read        head parsed -> body there and its turn come
+    parse       -> JSON decoded, checked, normalised (a long body waits for its worker here)
+    template    -> prompt text
+    tokenise    -> token ids
+    publish     -> record written and handed to the loop
+    admit       -> the loop has admitted it (its sleep, the step under way, the queue)
+    first_token -> the step record with the first token (prefill)
+    generate    -> the step record with the last row
+    wake        -> the edge has polled that record
+    encode      -> detokenised, escaped, framed
+    write       -> handed to the connection
+
+defines: STAGES, Timing
+"""
+
+from __future__ import annotations
+
+import time
+
+from .. import _core
+
+STAGES = (
+    *("read", "parse", "template", "tokenise", "publish", "admit"),
+    *("first_token", "generate", "wake", "encode", "write"),
+)
+NS_PER_SECOND = 1_000_000_000
+NS_PER_MS = 1_000_000
+MS_DIGITS = 4
+
+
+class Timing:
+    """Ends of the stages in nanoseconds of the monotonic clock; 0 where one was not reached."""
+
+    __slots__ = ("_ends", "_first_sent_ns", "_first_token_ns", "_received_ns")
+
+    def __init__(self, received_seconds: float) -> None:
+        self._received_ns = int(received_seconds * NS_PER_SECOND)
+        self._ends: list[int] = [time.monotonic_ns()]
+        self._first_token_ns = self._first_sent_ns = 0
+
+    def prepared(self, parsed_ns: int, rendered_ns: int, tokenised_ns: int) -> None:
+        """The stages of Prompt."""
+        self._ends += (parsed_ns, rendered_ns, tokenised_ns)
+
+    def first_sent(self, event: _core.StreamEvent) -> None:
+        """What the event had of the first token was written."""
+        self._first_token_ns = event.first_token_ns
+        self._first_sent_ns = time.monotonic_ns()
+
+    def ended(self, event: _core.StreamEvent) -> None:
+        """The last event was written. An answer that was never admitted has no stages."""
+        if not event.admitted_ns:
+            return
+        if event.first_token_ns and not self._first_sent_ns:
+            self.first_sent(event)
+        self._ends += (
+            event.submitted_ns,
+            event.admitted_ns,
+            event.first_token_ns or event.last_record_ns,
+            event.last_record_ns,
+            event.polled_ns,
+            event.encoded_ns,
+            time.monotonic_ns(),
+        )
+
+    def stages_ms(self) -> dict[str, float]:
+        """Stage -> milliseconds; empty unless the answer went all the way."""
+        if len(self._ends) != len(STAGES):
+            return {}
+        begins = (self._received_ns, *self._ends)
+        return {
+            name: _ms(end - begin)
+            for name, begin, end in zip(STAGES, begins, self._ends, strict=False)
+        }
+
+    def first_way_ms(self) -> float:
+        """From the record of the first token to its bytes at the connection; part of `generate`."""
+        return _ms(self._first_sent_ns - self._first_token_ns)
+
+
+def _ms(nanoseconds: int) -> float:
+    return round(nanoseconds / NS_PER_MS, MS_DIGITS)
