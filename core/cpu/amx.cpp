@@ -107,8 +107,7 @@ private:
 void amx_matmul_prompt(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                        int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                        int64_t out_stride) {
-    const bool quantised = matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
-    auto* matmul = quantised ? matmul_tiles<HardwareTiles> : AVX512_OPS.matmul;
+    auto* matmul = is_quantised(matrix.kind) ? matmul_tiles<HardwareTiles> : AVX512_OPS.matmul;
     matmul(matrix, x, row_begin, row_end, panel_begin, panel_end, out, out_stride);
 }
 

@@ -7,7 +7,7 @@
 
 #include "attention.inl.h"
 #include "kernels.inl.h"
-#include "matmul_quantised.inl.h"
+#include "matmul.inl.h"
 
 namespace sublimate::cpu {
 

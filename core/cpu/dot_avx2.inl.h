@@ -91,6 +91,24 @@ struct Dot {
         }
     }
 
+    // Weights of four columns, a byte each and below 128, times the activations at `at`, on top.
+    template <int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void add_four(const LanesBits (&weights)[PANELS_NOW],
+                                const int8_t* const (&x)[ROWS_NOW], int32_t at,
+                                LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            const __m256i value = broadcast(x[r] + at);
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                for (int32_t h = 0; h < HALVES; ++h) {
+                    const auto w = reinterpret_cast<__m256i>(weights[p].part[h]);
+                    const __m256i pairs = _mm256_maddubs_epi16(w, value);
+                    const __m256i wide = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                    sums[r][p].part[h] = sums[r][p].part[h] + reinterpret_cast<PartBits>(wide);
+                }
+            }
+        }
+    }
+
     // weights: the group of the panel; x: the rows' first group; g: which group of theirs.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],

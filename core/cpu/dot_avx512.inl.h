@@ -64,6 +64,21 @@ struct Dot {
         }
     }
 
+    // Weights of four columns, a byte each and below 128, times the activations at `at`, on top.
+    template <int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void add_four(const LanesBits (&weights)[PANELS_NOW],
+                                const int8_t* const (&x)[ROWS_NOW], int32_t at,
+                                LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            const __m512i value = broadcast(x[r] + at);
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                const auto sum = reinterpret_cast<__m512i>(sums[r][p].part[0]);
+                const auto w = reinterpret_cast<__m512i>(weights[p].part[0]);
+                sums[r][p] = {reinterpret_cast<PartBits>(_mm512_dpbusd_epi32(sum, w, value))};
+            }
+        }
+    }
+
     // weights: the group of each panel; x: the rows' first group; g: which group of theirs.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],

@@ -67,6 +67,13 @@ struct Dot {
         return reinterpret_cast<Words>(PartBits{} + (low | high));
     }
 
+    INLINE static PartBits sum_of_pairs(Words words) {
+        const auto both = reinterpret_cast<PartSigned>(words);
+        const auto low =
+            reinterpret_cast<PartSigned>(reinterpret_cast<PartBits>(words) << 16) >> 16;
+        return reinterpret_cast<PartBits>(low + (both >> 16));
+    }
+
     // The sums of one plane of nibbles, both halves of each lane added.
     template <int32_t ROWS_NOW>
     INLINE static void run_plane(const std::byte* plane, const int8_t* const (&x)[ROWS_NOW],
@@ -88,11 +95,28 @@ struct Dot {
         }
         for (int32_t r = 0; r < ROWS_NOW; ++r) {
             for (int32_t i = 0; i < PARTS; ++i) {
-                const PartSigned both = reinterpret_cast<PartSigned>(acc[r][i]);
-                const PartSigned low =
-                    reinterpret_cast<PartSigned>(reinterpret_cast<PartBits>(both) << 16) >> 16;
-                const auto sum = reinterpret_cast<PartBits>(low + (both >> 16));
-                sums[r][0].part[i] += sum << factor_bits;
+                sums[r][0].part[i] += sum_of_pairs(acc[r][i]) << factor_bits;
+            }
+        }
+    }
+
+    // Weights of four columns, a byte each and below 128, times the activations at `at`, on top.
+    template <int32_t ROWS_NOW, int32_t PANELS_NOW>
+    INLINE static void add_four(const LanesBits (&weights)[PANELS_NOW],
+                                const int8_t* const (&x)[ROWS_NOW], int32_t at,
+                                LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
+        const LanesBits even_bytes = splat_bits(EVEN_BYTES);
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            const Words even = pair_of(x[r] + at);
+            const Words odd = pair_of(x[r] + at + 1);
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                const LanesBits w[2] = {weights[p] & even_bytes,
+                                        shift_right(weights[p], 8) & even_bytes};
+                for (int32_t i = 0; i < PARTS; ++i) {
+                    const Words products = reinterpret_cast<Words>(w[0].part[i]) * even +
+                                           reinterpret_cast<Words>(w[1].part[i]) * odd;
+                    sums[r][p].part[i] += sum_of_pairs(products);
+                }
             }
         }
     }

@@ -94,6 +94,22 @@ INLINE Lanes load_bf16(const uint16_t* from) {
     }
     return r;
 }
+INLINE Lanes load_uint8(const std::byte* from) {
+    Lanes r;
+    for (int32_t i = 0; i < PARTS; ++i) {
+        const auto* part = reinterpret_cast<const __m128i*>(from + i * PART_LANES);
+        r.part[i] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(part)));
+    }
+    return r;
+}
+INLINE Lanes load_int8(const std::byte* from) {
+    Lanes r;
+    for (int32_t i = 0; i < PARTS; ++i) {
+        const auto* part = reinterpret_cast<const __m128i*>(from + i * PART_LANES);
+        r.part[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(part)));
+    }
+    return r;
+}
 // The first 32 bytes, zero after them.
 INLINE LanesBits load_bits_half(const void* from) {
     LanesBits r = {};

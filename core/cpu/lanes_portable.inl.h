@@ -139,6 +139,16 @@ INLINE Lanes load_bf16(const uint16_t* from) {
     for (int32_t i = 0; i < LANES; ++i) lanes[i] = static_cast<uint32_t>(from[i]) << 16;
     return floats_of(load_bits(lanes));
 }
+INLINE Lanes load_uint8(const std::byte* from) {
+    float lanes[LANES];
+    for (int32_t i = 0; i < LANES; ++i) lanes[i] = static_cast<uint8_t>(from[i]);
+    return load(lanes);
+}
+INLINE Lanes load_int8(const std::byte* from) {
+    float lanes[LANES];
+    for (int32_t i = 0; i < LANES; ++i) lanes[i] = static_cast<int8_t>(from[i]);
+    return load(lanes);
+}
 // The first 32 bytes, zero after them.
 INLINE LanesBits load_bits_half(const void* from) {
     LanesBits r = {};

@@ -5,14 +5,15 @@
 //
 // Written against a `Machine` (tile registers, bf16 rounding): the hardware, or a plain emulation
 // that the tests run anywhere.
-//   weight = bf16(fma(scale, float(u - offset), minimum)), activation = bf16(x), both to nearest
-//   even per tile: even and odd columns are two chains of fused multiply-adds from zero, subnormals
-//   count as zero; acc = acc + (even + odd)                       (TDPBF16PS, Intel SDM volume 2)
+//   weight = bf16(fma(scale, float(u - offset), minimum)), k6 with d * s for its scale; activation
+//   = bf16(x), both to nearest even per tile: even and odd columns are two chains of fused
+//   multiply-adds from zero, subnormals count as zero; acc = acc + (even + odd) (TDPBF16PS, Intel
+//   SDM volume 2)
 //
 // defines: matmul_tiles
 #pragma once
 
-#include "lanes.inl.h"
+#include "k_panels.inl.h"
 #include "tables.h"
 
 namespace sublimate::cpu {
@@ -86,12 +87,37 @@ INLINE void decode_tile(const PackedMatrix& matrix, const std::byte* group, Lane
     }
 }
 
+// The same for a K kind, whose halves may have scales of their own.
+template <class Machine, class Kind>
+INLINE void decode_super_panel(const TileCall& call, const std::byte* base, uint16_t* to) {
+    SuperSource<Kind> source = {base, base, {}, {}};
+    for (int32_t i = 0; i < call.groups; ++i, to += TILE_WORDS) {
+        const int32_t g = (call.first_group + i) % SUPER_GROUPS;
+        source.enter((call.first_group + i) / SUPER_GROUPS);
+        for (int32_t c = 0; c < CHUNKS; ++c) {
+            Lanes scale = source.scale(g);
+            if constexpr (Kind::HALVES == 2) {
+                scale = scale * source.half_scale(g, c / HALF_CHUNKS);
+            }
+            const Lanes minimum = Kind::HALVES == 2 ? splat(0.0f) : source.minimum(g);
+            const uint32_t offset = Kind::HALVES == 2 ? K6_OFFSET : 0;
+            const LanesBits four = source.chunk(g, c);
+            uint16_t* at = to + 2 * c * 32;
+            store_column_pair<Machine>(four, 0, 255, offset, scale, minimum, at);
+            store_column_pair<Machine>(four, 16, 255, offset, scale, minimum, at + 32);
+        }
+    }
+}
+
 template <class Machine>
 INLINE void decode_panel(const TileCall& call, int32_t panel, uint16_t* to) {
     const PackedMatrix& matrix = call.matrix;
+    const std::byte* base = matrix.data + panel * matrix.panel_bytes;
+    if (matrix.kind == WeightKind::k4) return decode_super_panel<Machine, K4>(call, base, to);
+    if (matrix.kind == WeightKind::k5) return decode_super_panel<Machine, K5>(call, base, to);
+    if (matrix.kind == WeightKind::k6) return decode_super_panel<Machine, K6>(call, base, to);
     const int64_t all_groups = matrix.columns / GROUP_COLUMNS;
     const int64_t group_bytes = matrix.kind == WeightKind::u4 ? 256 : 512;
-    const std::byte* base = matrix.data + panel * matrix.panel_bytes;
     const auto* scales = reinterpret_cast<const uint16_t*>(base + all_groups * group_bytes);
     const uint16_t* minima = scales + all_groups * PANEL_ROWS;
     for (int32_t g = 0; g < call.groups; ++g) {

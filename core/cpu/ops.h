@@ -14,7 +14,8 @@
 //               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (f32 pages: w[j] + w[j+16]);
 //               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
 //
-// defines: PackedMatrix, Activations, KvLayout, AttentionCall, Ops, ops_for, best_isa
+// defines: WeightKind, SuperLayout, PackedMatrix, Activations, KvLayout, AttentionCall, Ops,
+// ops_for, best_isa
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,13 @@ namespace sublimate::cpu {
 // A matrix (rows = outputs, columns = inputs) lies in panels of 16 output rows, each panel
 // contiguous, in the order of execution. Quantised panels hold groups of 32 columns;
 // w = d * (u - offset) + m.
+//
+// Panels of the K kinds hold super-groups of 8 groups, each whole: the weights, the small scales,
+// then two halves for all of them. Per group 4 chunks of nibbles as in u4; k5 and k6 have the bits
+// above in planes of 64 B that follow: byte 4*r+j holds the ones of u[r][4c+j], c = 0 .. 7.
+//   k4, k5   w = (d * s) * u - dmin * m: products of half and byte, exact, so that m of the formula
+//            above is -(dmin * m)
+//   k6       w = (d * s) * (u - 32): s is signed and stands for 16 columns
 enum class WeightKind : int32_t {
     f32 = 0,  // panel: [column][16] float
     f16 = 1,  // panel: [column][16] half
@@ -37,18 +45,52 @@ enum class WeightKind : int32_t {
     u4 = 3,
     // panel: per group 8 chunks x 64 B, chunk c byte 4*r+j = u[r][4c+j]; then d (and m) as for u4
     u8 = 4,
+    // super-group: [8 groups] 4 chunks; [8][16] uint8 s; [8][16] uint8 m; [16] half d; [16] half
+    // dmin
+    k4 = 5,
+    // super-group: [8 groups] 4 chunks and a plane, bit c the fifth of chunk c; then as k4
+    k5 = 6,
+    // super-group: [8 groups] 4 chunks and two planes, bits 2(c % 4) .. + 1 of plane c / 4 those of
+    // chunk c; [8][2][16] int8 s; [16] half d; 32 bytes unused
+    k6 = 7,
 };
 
 constexpr int32_t PANEL_ROWS = 16;
 constexpr int32_t GROUP_COLUMNS = 32;
+constexpr int32_t SUPER_GROUPS = 8; // of the K kinds
+constexpr int32_t SUPER_COLUMNS = SUPER_GROUPS * GROUP_COLUMNS;
+constexpr int32_t K6_OFFSET = 32;
+
+// Where a K kind's pieces lie in a super-group.
+struct SuperLayout {
+    int64_t group_bytes;  // chunks and planes of a group
+    int64_t scales;       // offset of s
+    int64_t minima;       // offset of m; k6: there are none
+    int64_t super_scales; // offset of d, after it dmin
+    int64_t bytes;        // multiple of 64
+};
+constexpr SuperLayout K4_LAYOUT = {256, 2048, 2176, 2304, 2368};
+constexpr SuperLayout K5_LAYOUT = {320, 2560, 2688, 2816, 2880};
+constexpr SuperLayout K6_LAYOUT = {384, 3072, 0, 3328, 3392};
+
+static_assert(K4_LAYOUT.group_bytes * 2 == PANEL_ROWS * GROUP_COLUMNS, "four bits a weight");
+static_assert(K5_LAYOUT.group_bytes * 8 == 5 * PANEL_ROWS * GROUP_COLUMNS, "five");
+static_assert(K6_LAYOUT.group_bytes * 8 == 6 * PANEL_ROWS * GROUP_COLUMNS, "six");
+static_assert(K4_LAYOUT.scales == SUPER_GROUPS * K4_LAYOUT.group_bytes);
+static_assert(K5_LAYOUT.scales == SUPER_GROUPS * K5_LAYOUT.group_bytes);
+static_assert(K6_LAYOUT.scales == SUPER_GROUPS * K6_LAYOUT.group_bytes);
+static_assert(K4_LAYOUT.minima == K4_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
+static_assert(K5_LAYOUT.minima == K5_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
+static_assert(K6_LAYOUT.super_scales == K6_LAYOUT.scales + 2 * SUPER_GROUPS * PANEL_ROWS);
+static_assert(K4_LAYOUT.bytes % 64 == 0 && K5_LAYOUT.bytes % 64 == 0 && K6_LAYOUT.bytes % 64 == 0);
 
 struct PackedMatrix {
     WeightKind kind;
     int32_t rows;          // outputs; rows past it in the last panel are zero
-    int32_t columns;       // inputs; quantised kinds need columns % 32 == 0
+    int32_t columns;       // inputs; quantised kinds need columns % 32 == 0, K kinds % 256 == 0
     int32_t panels;        // ceil(rows / 16)
-    int32_t offset;        // quantised and not affine: 8 (Q4_0) or 128 (Q8_0); else 0
-    bool affine;           // m present (Q4_1)
+    int32_t offset;        // u4 and u8, not affine: 8 (Q4_0), 16 (Q5_0), 128 (Q8_0); else 0
+    bool affine;           // m present (Q4_1, Q5_1); K kinds: false, the kind says it
     int64_t panel_bytes;   // multiple of 64
     const std::byte* data; // (panel, panel_bytes), 64-byte aligned
 };
@@ -70,8 +112,27 @@ constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine)
     case WeightKind::u8:
         bytes = int64_t{columns} / GROUP_COLUMNS * (512 + (affine ? 64 : 32));
         break;
+    case WeightKind::k4:
+        bytes = int64_t{columns} / SUPER_COLUMNS * K4_LAYOUT.bytes;
+        break;
+    case WeightKind::k5:
+        bytes = int64_t{columns} / SUPER_COLUMNS * K5_LAYOUT.bytes;
+        break;
+    case WeightKind::k6:
+        bytes = int64_t{columns} / SUPER_COLUMNS * K6_LAYOUT.bytes;
+        break;
     }
     return (bytes + 63) / 64 * 64;
+}
+
+constexpr bool is_quantised(WeightKind kind) {
+    return kind >= WeightKind::u4;
+}
+constexpr bool is_k_kind(WeightKind kind) {
+    return kind >= WeightKind::k4;
+}
+constexpr SuperLayout super_layout(WeightKind kind) {
+    return kind == WeightKind::k4 ? K4_LAYOUT : (kind == WeightKind::k5 ? K5_LAYOUT : K6_LAYOUT);
 }
 
 // ---- activations ------------------------------------------------------------------------------
@@ -134,7 +195,9 @@ struct Ops {
     // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels
     // [panel_begin, panel_end); lanes past matrix.rows are not written. Groups in column order:
     //   acc = fma(float(exact int32 sum of (u - offset) * value), d * scale, acc), then if affine
-    //   acc = fma(m, scale * float(sum), acc). Float kinds: acc = fma(w, x, acc) in column order.
+    //   acc = fma(m, scale * float(sum), acc). k4, k5: as affine, with d * s for d. k6: the sum is
+    //   s0 * (that of the first 16 columns) + s1 * (that of the others), below 2^24, so that fp32
+    //   holds every partial sum exactly. Float kinds: acc = fma(w, x, acc) in column order.
     void (*matmul)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                    int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                    int64_t out_stride);

@@ -84,14 +84,16 @@ struct Panel {
     }
     int32_t groups() const { return matrix.columns / GROUP_COLUMNS; }
     int64_t group_bytes() const { return matrix.kind == WeightKind::u4 ? 256 : 512; }
+    uint32_t nibble(int64_t group_at, int32_t lane, int32_t i) const {
+        const uint32_t both = byte(group_at + i % 16 / 4 * 64 + 4 * lane + i % 4);
+        return i < 16 ? both & 15u : both >> 4;
+    }
 
     uint32_t quantised(int32_t group, int32_t lane, int32_t i) const {
         if (matrix.kind == WeightKind::u8) {
             return byte(group * group_bytes() + i / 4 * 64 + 4 * lane + i % 4);
         }
-        const int32_t low = i % 16;
-        const uint32_t both = byte(group * group_bytes() + low / 4 * 64 + 4 * lane + low % 4);
-        return i < 16 ? both & 15u : both >> 4;
+        return nibble(group * group_bytes(), lane, i);
     }
     float scale(int32_t group, int32_t lane) const {
         const int64_t first = groups() * group_bytes() / 2;
@@ -129,6 +131,63 @@ float dot_quantised(const Panel& panel, const Activations& x, int32_t row, int32
     return result;
 }
 
+// A panel of a K kind.
+struct SuperPanel {
+    const Panel& panel;
+    const WeightKind kind = panel.matrix.kind;
+    const SuperLayout layout = super_layout(kind);
+
+    int64_t super_at(int32_t group) const { return group / SUPER_GROUPS * layout.bytes; }
+    uint32_t quantised(int32_t group, int32_t lane, int32_t i) const {
+        const int64_t at = super_at(group) + group % SUPER_GROUPS * layout.group_bytes;
+        const uint32_t low = panel.nibble(at, lane, i);
+        const int64_t plane = at + K4_LAYOUT.group_bytes + 4 * lane + i % 4;
+        const int32_t chunk = i / 4;
+        if (kind == WeightKind::k5) return low | (panel.byte(plane) >> chunk & 1u) << 4;
+        if (kind == WeightKind::k4) return low;
+        return low | (panel.byte(plane + chunk / 4 * 64) >> 2 * (chunk % 4) & 3u) << 4;
+    }
+    // d, or dmin in the second place.
+    float super_scale(int32_t group, int32_t lane, int32_t place) const {
+        const int64_t at = super_at(group) + layout.super_scales + 2 * (place * PANEL_ROWS + lane);
+        return half_to_float(panel.word(at / 2));
+    }
+    float scale(int32_t group, int32_t lane) const {
+        const int64_t at = super_at(group) + layout.scales + group % SUPER_GROUPS * PANEL_ROWS;
+        return super_scale(group, lane, 0) * static_cast<float>(panel.byte(at + lane));
+    }
+    float minimum(int32_t group, int32_t lane) const {
+        const int64_t at = super_at(group) + layout.minima + group % SUPER_GROUPS * PANEL_ROWS;
+        return -(super_scale(group, lane, 1) * static_cast<float>(panel.byte(at + lane)));
+    }
+    int32_t half_scale(int32_t group, int32_t lane, int32_t half) const {
+        const int64_t at =
+            super_at(group) + layout.scales + (group % SUPER_GROUPS * 2 + half) * PANEL_ROWS;
+        return static_cast<int8_t>(panel.byte(at + lane));
+    }
+};
+
+float dot_super(const Panel& whole, const Activations& x, int32_t row, int32_t lane) {
+    const SuperPanel panel{whole};
+    const bool halves = panel.kind == WeightKind::k6;
+    float result = 0.0f;
+    for (int32_t group = 0; group < whole.groups(); ++group) {
+        const int64_t at = int64_t{row} * whole.groups() + group;
+        int32_t sum = 0;
+        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
+            auto weight = static_cast<int32_t>(panel.quantised(group, lane, i));
+            if (halves) weight = (weight - K6_OFFSET) * panel.half_scale(group, lane, i / 16);
+            sum += weight * x.values[at * GROUP_COLUMNS + i];
+        }
+        const float d = halves ? panel.super_scale(group, lane, 0) : panel.scale(group, lane);
+        result = std::fma(static_cast<float>(sum), d * x.scales[at], result);
+        if (halves) continue;
+        const float scaled_sum = x.scales[at] * static_cast<float>(x.sums[at]);
+        result = std::fma(panel.minimum(group, lane), scaled_sum, result);
+    }
+    return result;
+}
+
 float dot_float(const Panel& panel, const Activations& x, int32_t row, int32_t lane) {
     float result = 0.0f;
     for (int32_t column = 0; column < x.columns; ++column) {
@@ -143,15 +202,16 @@ void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
     CHECK(matrix.columns == x.columns);
     CHECK(panel_begin >= 0 && panel_end <= matrix.panels);
     CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine));
-    const bool quantised = matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
+    auto* dot = is_k_kind(matrix.kind)      ? dot_super
+                : is_quantised(matrix.kind) ? dot_quantised
+                                            : dot_float;
     for (int32_t panel_index = panel_begin; panel_index < panel_end; ++panel_index) {
         const Panel panel{matrix, matrix.data + panel_index * matrix.panel_bytes};
         for (int32_t row = row_begin; row < row_end; ++row) {
             for (int32_t lane = 0; lane < PANEL_ROWS; ++lane) {
                 const int32_t output = panel_index * PANEL_ROWS + lane;
                 if (output >= matrix.rows) break;
-                out[row * out_stride + output] =
-                    quantised ? dot_quantised(panel, x, row, lane) : dot_float(panel, x, row, lane);
+                out[row * out_stride + output] = dot(panel, x, row, lane);
             }
         }
     }

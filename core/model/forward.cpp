@@ -19,7 +19,7 @@ constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
 constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
 
 bool quantised(const PackedMatrix& matrix) {
-    return matrix.kind == WeightKind::u4 || matrix.kind == WeightKind::u8;
+    return is_quantised(matrix.kind);
 }
 
 bool any_quantised(const FusedProjection& projection) {

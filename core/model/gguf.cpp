@@ -49,8 +49,18 @@ const char* tensor_type_name(TensorType type) {
         return "Q4_0";
     case TensorType::q4_1:
         return "Q4_1";
+    case TensorType::q5_0:
+        return "Q5_0";
+    case TensorType::q5_1:
+        return "Q5_1";
     case TensorType::q8_0:
         return "Q8_0";
+    case TensorType::q4_k:
+        return "Q4_K";
+    case TensorType::q5_k:
+        return "Q5_K";
+    case TensorType::q6_k:
+        return "Q6_K";
     case TensorType::bf16:
         return "BF16";
     }

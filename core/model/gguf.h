@@ -38,7 +38,19 @@ enum class ValueType : uint32_t {
 };
 
 // The tensor types that are supported; any other is refused while parsing.
-enum class TensorType : uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q8_0 = 8, bf16 = 30 };
+enum class TensorType : uint32_t {
+    f32 = 0,
+    f16 = 1,
+    q4_0 = 2,
+    q4_1 = 3,
+    q5_0 = 6,
+    q5_1 = 7,
+    q8_0 = 8,
+    q4_k = 12,
+    q5_k = 13,
+    q6_k = 14,
+    bf16 = 30,
+};
 
 const char* value_type_name(ValueType type);
 const char* tensor_type_name(TensorType type);

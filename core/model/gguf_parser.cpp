@@ -39,8 +39,23 @@ bool block_size_of(uint32_t type, BlockSize* size) {
     case TensorType::q4_1:
         *size = {32, 20};
         return true;
+    case TensorType::q5_0:
+        *size = {32, 22};
+        return true;
+    case TensorType::q5_1:
+        *size = {32, 24};
+        return true;
     case TensorType::q8_0:
         *size = {32, 34};
+        return true;
+    case TensorType::q4_k:
+        *size = {256, 144};
+        return true;
+    case TensorType::q5_k:
+        *size = {256, 176};
+        return true;
+    case TensorType::q6_k:
+        *size = {256, 210};
         return true;
     }
     return false;
@@ -265,7 +280,8 @@ private:
         BlockSize block = {};
         if (!block_size_of(type, &block))
             return fail(name + " has type " + std::to_string(type) +
-                        "; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1");
+                        "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                        "Q5_K and Q6_K");
         tensor.type = static_cast<TensorType>(type);
         if (tensor.dimensions[0] % block.elements != 0)
             return fail(name + " has rows of " + std::to_string(tensor.dimensions[0]) +

@@ -8,6 +8,7 @@
 
 #include "../check.h"
 #include "../cpu/numbers.h"
+#include "k_quants.h"
 
 namespace sublimate {
 
@@ -16,12 +17,12 @@ namespace {
 using cpu::GROUP_COLUMNS;
 using cpu::PackedMatrix;
 using cpu::PANEL_ROWS;
+using cpu::SUPER_COLUMNS;
 using cpu::WeightKind;
 
 constexpr int32_t CHUNK_BYTES = 64; // one word of each of the 16 rows
 constexpr int32_t WORD_BYTES = 4;
-constexpr uint32_t SIGN_BITS = 0x80808080u; // signed bytes to bytes offset by 128
-
+constexpr int32_t SIGNED_OFFSET = 128; // of signed bytes that were made unsigned
 uint16_t read_half(const std::byte* at) {
     uint16_t value;
     std::memcpy(&value, at, sizeof value);
@@ -34,43 +35,75 @@ float read_float(const std::byte* at) {
     return value;
 }
 
-bool is_quantised(WeightKind kind) {
-    return kind == WeightKind::u4 || kind == WeightKind::u8;
-}
+// Types with blocks of 32 columns: halves for scale and minimum, then the weights.
+struct BlockFormat {
+    WeightKind kind;
+    int32_t offset;
+    bool affine;
 
-// One block of 32 weights as numbers.
-void block_to_floats(TensorType type, const std::byte* block, float* out) {
-    float scale = cpu::half_to_float(read_half(block));
-    if (type == TensorType::q8_0) {
-        for (int32_t i = 0; i < GROUP_COLUMNS; i++)
-            out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
-        return;
-    }
-    bool affine = type == TensorType::q4_1;
-    float minimum = affine ? cpu::half_to_float(read_half(block + 2)) : -8.0f * scale;
-    const std::byte* nibbles = block + (affine ? 4 : 2);
-    for (int32_t i = 0; i < GROUP_COLUMNS / 2; i++) {
-        uint32_t both = static_cast<uint32_t>(nibbles[i]);
-        out[i] = scale * static_cast<float>(both & 15u) + minimum;
-        out[i + GROUP_COLUMNS / 2] = scale * static_cast<float>(both >> 4) + minimum;
-    }
-}
+    int32_t header_bytes() const { return affine ? 4 : 2; }
+};
 
-uint64_t block_bytes(TensorType type) {
+BlockFormat block_format(TensorType type) {
     switch (type) {
     case TensorType::q4_0:
-        return 18;
+        return {WeightKind::u4, 8, false};
     case TensorType::q4_1:
-        return 20;
+        return {WeightKind::u4, 0, true};
+    case TensorType::q5_0: // five bits lie in a byte each: such tensors are few
+        return {WeightKind::u8, 16, false};
+    case TensorType::q5_1:
+        return {WeightKind::u8, 0, true};
     case TensorType::q8_0:
-        return 34;
-    case TensorType::f32:
-        return 4;
-    case TensorType::f16:
-    case TensorType::bf16:
-        return 2;
+        return {WeightKind::u8, SIGNED_OFFSET, false};
+    default:
+        CHECK(false);
+        return {};
     }
-    return 0;
+}
+
+// The weights of a block, a byte each and none negative.
+void block_values(TensorType type, const std::byte* block, uint8_t* values) {
+    const std::byte* weights = block + block_format(type).header_bytes();
+    if (type == TensorType::q8_0) {
+        for (int32_t i = 0; i < GROUP_COLUMNS; i++)
+            values[i] = static_cast<uint8_t>(static_cast<int32_t>(weights[i]) ^ SIGNED_OFFSET);
+        return;
+    }
+    uint32_t above = 0; // bit i is the fifth of weight i
+    if (type == TensorType::q5_0 || type == TensorType::q5_1) {
+        std::memcpy(&above, weights, sizeof above);
+        weights += sizeof above;
+    }
+    for (int32_t i = 0; i < GROUP_COLUMNS / 2; i++) {
+        auto both = static_cast<uint32_t>(weights[i]);
+        values[i] = static_cast<uint8_t>((both & 15u) | (above >> i & 1u) << 4);
+        values[i + GROUP_COLUMNS / 2] =
+            static_cast<uint8_t>(both >> 4 | (above >> (i + GROUP_COLUMNS / 2) & 1u) << 4);
+    }
+}
+
+void block_to_floats(TensorType type, const std::byte* block, float* out) {
+    const BlockFormat format = block_format(type);
+    float scale = cpu::half_to_float(read_half(block));
+    float minimum = format.affine ? cpu::half_to_float(read_half(block + 2)) : 0.0f;
+    uint8_t values[GROUP_COLUMNS];
+    block_values(type, block, values);
+    for (int32_t i = 0; i < GROUP_COLUMNS; i++)
+        out[i] = scale * static_cast<float>(values[i] - format.offset) + minimum;
+}
+
+// Block `index` of a row.
+const std::byte* block_at(const GgufTensor& tensor, const std::byte* row, int32_t block_columns,
+                          int64_t index) {
+    uint64_t blocks = tensor.columns() / static_cast<uint64_t>(block_columns);
+    return row + static_cast<uint64_t>(index) * (tensor.row_bytes() / blocks);
+}
+
+WeightKind k_kind(TensorType type) {
+    CHECK(is_k_type(type));
+    if (type == TensorType::q4_k) return WeightKind::k4;
+    return type == TensorType::q5_k ? WeightKind::k5 : WeightKind::k6;
 }
 
 // One row of the file as numbers.
@@ -86,21 +119,27 @@ void row_to_floats(const GgufTensor& tensor, const std::byte* row, float* out) {
     case TensorType::bf16:
         for (int64_t c = 0; c < columns; c++) out[c] = cpu::bf16_to_float(read_half(row + c * 2));
         return;
+    case TensorType::q4_k:
+    case TensorType::q5_k:
+    case TensorType::q6_k:
+        for (int64_t i = 0; i < columns / SUPER_COLUMNS; i++)
+            k_block_to_floats(k_kind(tensor.type),
+                              read_k_block(tensor.type, block_at(tensor, row, SUPER_COLUMNS, i)),
+                              out + i * SUPER_COLUMNS);
+        return;
     default:
-        for (int64_t group = 0; group < columns / GROUP_COLUMNS; group++)
-            block_to_floats(tensor.type,
-                            row + static_cast<uint64_t>(group) * block_bytes(tensor.type),
-                            out + group * GROUP_COLUMNS);
+        for (int64_t i = 0; i < columns / GROUP_COLUMNS; i++)
+            block_to_floats(tensor.type, block_at(tensor, row, GROUP_COLUMNS, i),
+                            out + i * GROUP_COLUMNS);
     }
 }
 
 // Rows [first, first + 16) of a quantised tensor; rows at or past the end are zero.
 void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first,
                     std::byte* panel) {
-    bool bytes = tensor.type == TensorType::q8_0;
+    bool bytes = shape.kind == WeightKind::u8;
     int32_t chunks = bytes ? 8 : 4;
     int32_t groups = shape.columns / GROUP_COLUMNS;
-    uint64_t header = shape.affine ? 4 : 2;
     std::byte* scales = panel + int64_t{groups} * chunks * CHUNK_BYTES;
     std::byte* minima = scales + int64_t{groups} * PANEL_ROWS * 2;
     int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
@@ -108,19 +147,33 @@ void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t
         const std::byte* row =
             tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes();
         for (int32_t group = 0; group < groups; group++) {
-            const std::byte* block = row + static_cast<uint64_t>(group) * block_bytes(tensor.type);
+            const std::byte* block = block_at(tensor, row, GROUP_COLUMNS, group);
+            uint8_t weights[GROUP_COLUMNS];
+            if (bytes)
+                block_values(tensor.type, block, weights);
+            else
+                std::memcpy(weights, block + block_format(tensor.type).header_bytes(),
+                            GROUP_COLUMNS / 2);
             std::byte* chunk = panel + int64_t{group} * chunks * CHUNK_BYTES + r * WORD_BYTES;
-            for (int32_t c = 0; c < chunks; c++) {
-                uint32_t word;
-                std::memcpy(&word, block + header + static_cast<uint64_t>(c) * WORD_BYTES,
-                            sizeof word);
-                if (bytes) word ^= SIGN_BITS;
-                std::memcpy(chunk + c * CHUNK_BYTES, &word, sizeof word);
-            }
+            for (int32_t c = 0; c < chunks; c++)
+                std::memcpy(chunk + c * CHUNK_BYTES, weights + c * WORD_BYTES, WORD_BYTES);
             int64_t at = (int64_t{group} * PANEL_ROWS + r) * 2;
             std::memcpy(scales + at, block, 2);
             if (shape.affine) std::memcpy(minima + at, block + 2, 2);
         }
+    }
+}
+
+void pack_k(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first, std::byte* panel) {
+    int64_t super_bytes = cpu::super_layout(shape.kind).bytes;
+    int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
+    for (int32_t r = 0; r < rows; r++) {
+        const std::byte* row =
+            tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes();
+        for (int32_t i = 0; i < shape.columns / SUPER_COLUMNS; i++)
+            write_k_block(shape.kind,
+                          read_k_block(tensor.type, block_at(tensor, row, SUPER_COLUMNS, i)), r,
+                          panel + i * super_bytes);
     }
 }
 
@@ -169,18 +222,18 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
         case TensorType::bf16:
             shape.kind = WeightKind::bf16;
             break;
-        case TensorType::q4_0:
-            shape.kind = WeightKind::u4;
-            shape.offset = 8;
+        case TensorType::q4_k:
+        case TensorType::q5_k:
+        case TensorType::q6_k:
+            CHECK(shape.columns % SUPER_COLUMNS == 0); // the parser has seen to whole blocks
+            shape.kind = k_kind(tensor.type);
             break;
-        case TensorType::q4_1:
-            shape.kind = WeightKind::u4;
-            shape.affine = true;
-            break;
-        case TensorType::q8_0:
-            shape.kind = WeightKind::u8;
-            shape.offset = 128;
-            break;
+        default: {
+            const BlockFormat format = block_format(tensor.type);
+            shape.kind = format.kind;
+            shape.offset = format.offset;
+            shape.affine = format.affine;
+        }
         }
     }
     shape.panel_bytes = cpu::panel_bytes_for(shape.kind, shape.columns, shape.affine);
@@ -189,12 +242,15 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
 
 void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t panel_begin,
                  int32_t panel_end, std::byte* data) {
+    CHECK(panel_begin >= 0 && panel_end <= shape.panels);
     std::vector<float> scratch;
     for (int32_t p = panel_begin; p < panel_end; p++) {
         std::byte* panel = data + p * shape.panel_bytes;
         int32_t first = p * PANEL_ROWS;
         // The arena is zero where it was never written, so missing rows need nothing.
-        if (is_quantised(shape.kind))
+        if (cpu::is_k_kind(shape.kind))
+            pack_k(tensor, shape, first, panel);
+        else if (cpu::is_quantised(shape.kind))
             pack_quantised(tensor, shape, first, panel);
         else if (shape.kind == WeightKind::f32)
             pack_floats(tensor, shape, first, &scratch, panel);
@@ -207,7 +263,15 @@ void unpack_row(const PackedMatrix& matrix, int32_t row, float* out) {
     CHECK(row >= 0 && row < matrix.rows);
     const std::byte* panel = matrix.data + row / PANEL_ROWS * matrix.panel_bytes;
     int32_t lane = row % PANEL_ROWS;
-    if (!is_quantised(matrix.kind)) {
+    if (cpu::is_k_kind(matrix.kind)) {
+        int64_t super_bytes = cpu::super_layout(matrix.kind).bytes;
+        for (int32_t i = 0; i < matrix.columns / SUPER_COLUMNS; i++)
+            k_block_to_floats(matrix.kind,
+                              packed_k_block(matrix.kind, panel + i * super_bytes, lane),
+                              out + int64_t{i} * SUPER_COLUMNS);
+        return;
+    }
+    if (!cpu::is_quantised(matrix.kind)) {
         for (int32_t c = 0; c < matrix.columns; c++) {
             int64_t at = int64_t{c} * PANEL_ROWS + lane;
             if (matrix.kind == WeightKind::f32)

@@ -152,18 +152,40 @@ inline void fill_floats(Random& random, WeightKind kind, std::byte* panel, int64
     }
 }
 
+// Super-groups of any bytes, with halves of a size that keeps sums in range.
+inline void fill_super_groups(Random& random, WeightKind kind, int32_t columns, std::byte* panel) {
+    const SuperLayout layout = super_layout(kind);
+    for (int32_t s = 0; s < columns / SUPER_COLUMNS; ++s, panel += layout.bytes) {
+        for (int64_t i = 0; i < layout.super_scales; ++i) {
+            const int32_t pick = random.below(8);
+            int32_t byte = pick == 0 ? 255 : (pick == 1 ? 0 : random.below(256));
+            if (pick == 2 && i >= layout.scales) byte = 128; // the most negative scale of k6
+            panel[i] = static_cast<std::byte>(byte);
+        }
+        for (int32_t i = 0; i < (kind == WeightKind::k6 ? 1 : 2) * PANEL_ROWS; ++i) {
+            const uint16_t half = random_half(random);
+            std::memcpy(panel + layout.super_scales + 2 * i, &half, 2);
+        }
+    }
+}
+
 // Lanes past `rows` hold numbers too: they must not reach the output.
 inline Matrix random_matrix(Random& random, WeightKind kind, int32_t rows, int32_t columns,
                             bool affine) {
-    const bool quantised = kind == WeightKind::u4 || kind == WeightKind::u8;
+    const bool quantised = is_quantised(kind);
+    const bool super = is_k_kind(kind);
     const int32_t panels = (rows + PANEL_ROWS - 1) / PANEL_ROWS;
     const int64_t panel_bytes = panel_bytes_for(kind, columns, affine);
     Matrix matrix{{kind, rows, columns, panels, 0, affine, panel_bytes, nullptr},
                   Aligned(panel_bytes * panels)};
     matrix.packed.data = matrix.bytes.data();
-    if (quantised && !affine) matrix.packed.offset = kind == WeightKind::u4 ? 8 : 128;
+    if (quantised && !super && !affine) matrix.packed.offset = kind == WeightKind::u4 ? 8 : 128;
     for (int32_t p = 0; p < panels; ++p) {
         std::byte* panel = matrix.bytes.data() + p * panel_bytes;
+        if (super) {
+            fill_super_groups(random, kind, columns, panel);
+            continue;
+        }
         if (!quantised) {
             fill_floats(random, kind, panel, int64_t{columns} * PANEL_ROWS);
             continue;

@@ -86,6 +86,15 @@ std::vector<TinyLlama> shapes() {
     all[7].type = TensorType::f16; // feed-forward columns that are no whole panels
     all[7].value_type = TensorType::f16;
     all[7].feed_forward = 88 + 5;
+    for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k}) {
+        TinyLlama tiny;
+        tiny.hidden = 256;
+        tiny.feed_forward = 512;
+        tiny.head_dim = 64;
+        tiny.type = type;
+        tiny.value_type = type == TensorType::q4_k ? TensorType::q6_k : TensorType::q5_1;
+        all.push_back(tiny);
+    }
     return all;
 }
 

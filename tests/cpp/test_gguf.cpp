@@ -294,12 +294,36 @@ TEST(tensors_do_not_overlap) {
 
 TEST(tensor_types_and_blocks) {
     EXPECT(refused(valid().bytes([](size_t i, uint64_t*, uint32_t* type) {
-        if (i == 1) *type = 12;
+        if (i == 1) *type = 11;
     }),
-                   "has type 12; supported are F32, F16, BF16, Q8_0, Q4_0 and Q4_1"));
+                   "has type 11; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                   "Q5_K and Q6_K"));
     GgufBytes file = valid();
     file.tensor({"ragged", TensorType::q8_0, {33, 32}, zeros(2048)});
     EXPECT(refused(file.bytes(), "no whole blocks of Q8_0"));
+    struct Block {
+        TensorType type;
+        const char* name;
+        uint64_t columns;
+        size_t bytes;
+    };
+    for (const Block& block :
+         {Block{TensorType::q5_0, "Q5_0", 32, 22}, Block{TensorType::q5_1, "Q5_1", 32, 24},
+          Block{TensorType::q4_k, "Q4_K", 256, 144}, Block{TensorType::q5_k, "Q5_K", 256, 176},
+          Block{TensorType::q6_k, "Q6_K", 256, 210}}) {
+        GgufBytes whole = valid();
+        whole.tensor({"blocks", block.type, {2 * block.columns, 3}, zeros(6 * block.bytes)});
+        EXPECT(error_of(whole.bytes()).empty());
+        GgufBytes ragged = valid();
+        ragged.tensor({"ragged", block.type, {block.columns / 2, 6}, zeros(3 * block.bytes)});
+        EXPECT(refused(ragged.bytes(), std::string("no whole blocks of ") + block.name));
+        GgufBytes cut = valid();
+        cut.tensor({"cut", block.type, {2 * block.columns, 3}, zeros(6 * block.bytes - 1)});
+        EXPECT(refused(cut.bytes(), "lies outside the file"));
+        GgufBytes wrapping = valid();
+        wrapping.tensor({"wrap", block.type, {uint64_t{1} << 62, 4}, {}});
+        EXPECT(refused(wrapping.bytes(), "'wrap' is larger than"));
+    }
 }
 
 TEST(files_on_disk) {

@@ -58,6 +58,7 @@ void check_all_shapes() {
     constexpr int32_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 33};
     constexpr int32_t OUTPUTS[] = {1, 15, 16, 17, 40, 48, 100};
     constexpr int32_t QUANTISED_COLUMNS[] = {32, 64, 96, 576, 800, 1536};
+    constexpr int32_t K_COLUMNS[] = {256, 512, 768, 1024, 1792};
     constexpr int32_t FLOAT_COLUMNS[] = {1, 7, 32, 100};
     uint64_t seed = 1;
     for (WeightKind kind : {WeightKind::u4, WeightKind::u8}) {
@@ -68,6 +69,15 @@ void check_all_shapes() {
                     if (columns > 100 && rows > 9 && rows < 33) continue;
                     check_shape({kind, affine, outputs, columns, rows}, seed++);
                 }
+            }
+        }
+    }
+    for (WeightKind kind : {WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+        for (int32_t rows : ROWS) {
+            for (int32_t columns : K_COLUMNS) {
+                if (columns > 300 && rows > 9 && rows < 33) continue;
+                check_shape({kind, false, OUTPUTS[seed % 7], columns, rows}, seed);
+                seed++;
             }
         }
     }
@@ -84,13 +94,16 @@ void check_all_shapes() {
 // noticed.
 void check_numbers_that_are_not() {
     Random random(99);
-    const Shape shape{WeightKind::u4, true, 16, 64, 1};
-    const Matrix matrix = random_matrix(random, shape.kind, 16, 64, true);
-    QuantisedRows x = random_rows(random, 1, 64);
-    x.scales[1] = std::nanf("");
-    for (const Ops* ops : other_isas()) {
-        for (float value : product(*ops, matrix, x, shape, 1, 1)) {
-            if (value != UNTOUCHED && !std::isnan(value)) fail(std::string(ops->name) + " NaN");
+    for (const Shape& shape :
+         {Shape{WeightKind::u4, true, 16, 64, 1}, Shape{WeightKind::k4, false, 16, 256, 1},
+          Shape{WeightKind::k6, false, 16, 256, 1}}) {
+        const Matrix matrix = random_matrix(random, shape.kind, 16, shape.columns, shape.affine);
+        QuantisedRows x = random_rows(random, 1, shape.columns);
+        x.scales[1] = std::nanf("");
+        for (const Ops* ops : other_isas()) {
+            for (float value : product(*ops, matrix, x, shape, 1, 1)) {
+                if (value != UNTOUCHED && !std::isnan(value)) fail(describe(*ops, shape) + " NaN");
+            }
         }
     }
 }

@@ -92,8 +92,38 @@ struct Shape {
     int32_t rows;
 };
 
+// A weight of a K kind as ops.h describes it: the bits above the nibble, then the scales.
+float super_weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
+    const SuperLayout layout = super_layout(m.kind);
+    const std::byte* super =
+        m.data + output / PANEL_ROWS * m.panel_bytes + column / SUPER_COLUMNS * layout.bytes;
+    const int32_t lane = output % PANEL_ROWS;
+    const int32_t group = column % SUPER_COLUMNS / GROUP_COLUMNS;
+    const int32_t i = column % GROUP_COLUMNS;
+    const std::byte* bytes = super + group * layout.group_bytes;
+    const auto byte_at = [](const std::byte* at) { return static_cast<int32_t>(*at); };
+    const int32_t both = byte_at(bytes + i % 16 / 4 * 64 + 4 * lane + i % 4);
+    int32_t u = i < 16 ? both & 15 : both >> 4;
+    const std::byte* planes = bytes + 256 + 4 * lane + i % 4;
+    if (m.kind == WeightKind::k5) u += (byte_at(planes) >> i / 4 & 1) * 16;
+    if (m.kind == WeightKind::k6) u += (byte_at(planes + i / 16 * 64) >> i % 16 / 4 * 2 & 3) * 16;
+    const auto* halves = reinterpret_cast<const uint16_t*>(super + layout.super_scales);
+    const float d = half_to_float(halves[lane]);
+    if (m.kind == WeightKind::k6) {
+        const auto s = static_cast<int8_t>(
+            byte_at(super + layout.scales + (2 * group + i / 16) * PANEL_ROWS + lane));
+        return bf16_to_float(float_to_bf16(d * static_cast<float>(s) * static_cast<float>(u - 32)));
+    }
+    const auto s = static_cast<float>(byte_at(super + layout.scales + group * PANEL_ROWS + lane));
+    const auto small =
+        static_cast<float>(byte_at(super + layout.minima + group * PANEL_ROWS + lane));
+    const float minimum = half_to_float(halves[PANEL_ROWS + lane]) * small;
+    return bf16_to_float(float_to_bf16(std::fma(d * s, static_cast<float>(u), -minimum)));
+}
+
 // The weight as the format defines it, read from the panel by hand.
 float weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
+    if (is_k_kind(m.kind)) return super_weight_at(m, output, column);
     const std::byte* panel = m.data + output / PANEL_ROWS * m.panel_bytes;
     const int32_t lane = output % PANEL_ROWS;
     const int32_t group = column / GROUP_COLUMNS;
@@ -167,17 +197,26 @@ void check_shape(const Shape& s, uint64_t seed) {
 void check_hardware() {
     if (!isa_runs(Isa::amx)) return;
     Random random(5);
-    const Matrix matrix = random_matrix(random, WeightKind::u4, 100, 800, true);
-    const QuantisedRows x = random_rows(random, 77, 800);
-    std::vector<float> expected(77 * 100);
-    std::vector<float> actual(77 * 100);
-    matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, 0, 77, 0, 7, expected.data(), 100);
-    ops_for(Isa::amx).matmul_prompt(matrix.packed, x.activations, 0, 77, 0, 7, actual.data(), 100);
-    compare_bits("hardware tiles", expected.data(), actual.data(), 77 * 100);
+    for (WeightKind kind : {WeightKind::u4, WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+        const bool affine = kind == WeightKind::u4;
+        const Matrix matrix = random_matrix(random, kind, 100, 1024, affine);
+        const QuantisedRows x = random_rows(random, 77, 1024);
+        std::vector<float> expected(77 * 100);
+        std::vector<float> actual(77 * 100);
+        matmul_tiles<SoftwareTiles>(matrix.packed, x.activations, 0, 77, 0, 7, expected.data(),
+                                    100);
+        ops_for(Isa::amx).matmul_prompt(matrix.packed, x.activations, 0, 77, 0, 7, actual.data(),
+                                        100);
+        compare_bits("hardware tiles", expected.data(), actual.data(), 77 * 100);
+    }
 }
 
 void check_all_shapes() {
     uint64_t seed = 1;
+    for (WeightKind kind : {WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+        for (int32_t rows : {1, 17, 32, 130}) check_shape({kind, false, 41, 256, rows}, seed++);
+        check_shape({kind, false, 48, 1024, 33}, seed++); // more than one chunk of columns
+    }
     for (WeightKind kind : {WeightKind::u4, WeightKind::u8}) {
         for (bool affine : {false, true}) {
             for (int32_t rows : {1, 16, 17, 32, 33, 130}) {

@@ -15,12 +15,56 @@ using namespace sublimate;
 using namespace sublimate::test;
 
 constexpr TensorType TYPES[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16,
-                                TensorType::q8_0, TensorType::q4_0, TensorType::q4_1};
+                                TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
+                                TensorType::q5_0, TensorType::q5_1, TensorType::q4_k,
+                                TensorType::q5_k, TensorType::q6_k};
 
 uint16_t half_at(const TensorSpec& spec, size_t at) {
     uint16_t half;
     std::memcpy(&half, spec.data.data() + at, sizeof half);
     return half;
+}
+
+int32_t byte_at(const std::byte* at) {
+    return static_cast<int32_t>(*at);
+}
+
+// Column i of a block of 256 of Q4_K or Q5_K: twelve bytes hold eight scales and minima of six
+// bits.
+float twin_k_weight(TensorType type, const std::byte* block, int32_t i) {
+    auto half = [&](size_t at) {
+        uint16_t bits;
+        std::memcpy(&bits, block + at, sizeof bits);
+        return cpu::half_to_float(bits);
+    };
+    const std::byte* packed = block + 4;
+    int32_t g = i / 32;
+    int32_t scale = byte_at(packed + g % 4) & 63;
+    int32_t minimum = byte_at(packed + 4 + g % 4) & 63;
+    if (g >= 4) {
+        scale = byte_at(packed + 4 + g) % 16 + byte_at(packed + g - 4) / 64 * 16;
+        minimum = byte_at(packed + 4 + g) / 16 + byte_at(packed + g) / 64 * 16;
+    }
+    bool fifth = type == TensorType::q5_k;
+    const std::byte* nibbles = packed + 12 + (fifth ? 32 : 0);
+    int32_t both = byte_at(nibbles + g / 2 * 32 + i % 32);
+    int32_t value = g % 2 == 0 ? both % 16 : both / 16;
+    if (fifth) value += (byte_at(packed + 12 + i % 32) >> g & 1) * 16;
+    return half(0) * static_cast<float>(scale) * static_cast<float>(value) -
+           half(2) * static_cast<float>(minimum);
+}
+
+// The same for Q6_K: 128 bytes of nibbles, 64 of bit pairs, 16 scales, d.
+float twin_q6_k_weight(const std::byte* block, int32_t i) {
+    int32_t within = i % 128;
+    int32_t both = byte_at(block + i / 128 * 64 + within % 64);
+    int32_t value = within < 64 ? both % 16 : both / 16;
+    int32_t pairs = byte_at(block + 128 + i / 128 * 32 + within % 32);
+    value += (pairs >> within / 32 * 2 & 3) * 16;
+    auto scale = static_cast<int8_t>(block[192 + i / 16]);
+    uint16_t bits;
+    std::memcpy(&bits, block + 208, sizeof bits);
+    return cpu::half_to_float(bits) * static_cast<float>(scale) * static_cast<float>(value - 32);
 }
 
 // Weight (row, column) straight from the file's bytes, as the format's description reads.
@@ -39,14 +83,24 @@ float twin_weight(const TensorSpec& spec, int32_t columns, int32_t row, int32_t 
         float scale = cpu::half_to_float(half_at(spec, block * 34));
         return scale * static_cast<float>(static_cast<int8_t>(spec.data[block * 34 + 2 + i]));
     }
-    bool affine = spec.type == TensorType::q4_1;
-    size_t begin = block * (affine ? 20 : 18);
-    size_t nibbles = begin + (affine ? 4 : 2);
-    int32_t both = static_cast<int32_t>(spec.data[nibbles + i % 16]);
-    int32_t nibble = i < 16 ? both & 15 : both >> 4;
+    int32_t k_column = static_cast<int32_t>(element % 256);
+    const std::byte* data = spec.data.data();
+    if (spec.type == TensorType::q4_k)
+        return twin_k_weight(spec.type, data + element / 256 * 144, k_column);
+    if (spec.type == TensorType::q5_k)
+        return twin_k_weight(spec.type, data + element / 256 * 176, k_column);
+    if (spec.type == TensorType::q6_k)
+        return twin_q6_k_weight(data + element / 256 * 210, k_column);
+    bool affine = spec.type == TensorType::q4_1 || spec.type == TensorType::q5_1;
+    bool fifth = spec.type == TensorType::q5_0 || spec.type == TensorType::q5_1;
+    size_t header = affine ? 4 : 2;
+    size_t begin = block * (header + (fifth ? 20 : 16));
+    int32_t both = byte_at(data + begin + header + (fifth ? 4 : 0) + i % 16);
+    int32_t value = i < 16 ? both & 15 : both >> 4;
+    if (fifth) value += (byte_at(data + begin + header + i / 8) >> i % 8 & 1) * 16;
     float scale = cpu::half_to_float(half_at(spec, begin));
-    if (!affine) return scale * static_cast<float>(nibble - 8);
-    return scale * static_cast<float>(nibble) + cpu::half_to_float(half_at(spec, begin + 2));
+    if (!affine) return scale * static_cast<float>(value - (fifth ? 16 : 8));
+    return scale * static_cast<float>(value) + cpu::half_to_float(half_at(spec, begin + 2));
 }
 
 GgufTensor as_tensor(const TensorSpec& spec, int32_t columns, int32_t rows) {
@@ -91,16 +145,16 @@ TEST(rows_come_out_as_they_went_in) {
     for (TensorType type : TYPES)
         for (int32_t rows : {1, 15, 16, 17, 48})
             for (bool exact : {false, true}) {
-                constexpr int32_t COLUMNS = 96;
-                TensorSpec spec = random_tensor(random, "t", type, COLUMNS, rows);
-                Packed packed = pack(as_tensor(spec, COLUMNS, rows), exact);
+                const int32_t columns = is_k_type(type) ? 768 : 96;
+                TensorSpec spec = random_tensor(random, "t", type, columns, rows);
+                Packed packed = pack(as_tensor(spec, columns, rows), exact);
                 EXPECT_EQ(packed.matrix.panels, (rows + 15) / 16);
-                std::vector<float> row(COLUMNS);
+                std::vector<float> row(static_cast<size_t>(columns));
                 int32_t wrong = 0;
                 for (int32_t r = 0; r < rows; r++) {
                     unpack_row(packed.matrix, r, row.data());
-                    for (int32_t c = 0; c < COLUMNS; c++)
-                        wrong += row[static_cast<size_t>(c)] != twin_weight(spec, COLUMNS, r, c);
+                    for (int32_t c = 0; c < columns; c++)
+                        wrong += row[static_cast<size_t>(c)] != twin_weight(spec, columns, r, c);
                 }
                 EXPECT_EQ(wrong, 0);
             }
@@ -109,24 +163,25 @@ TEST(rows_come_out_as_they_went_in) {
 // The kernels read panels on their own: a unit vector picks each weight out through them.
 TEST(kernels_see_the_same_weights) {
     Random random(8);
-    constexpr int32_t COLUMNS = 64;
     constexpr int32_t ROWS = 21;
     for (TensorType type : TYPES) {
-        TensorSpec spec = random_tensor(random, "t", type, COLUMNS, ROWS);
-        Packed packed = pack(as_tensor(spec, COLUMNS, ROWS), false);
-        for (int32_t column : {0, 1, 15, 16, 31, 32, 63}) {
-            std::vector<float> x(COLUMNS), out(32, -1.0f);
+        const int32_t columns = is_k_type(type) ? 512 : 64;
+        const auto count = static_cast<size_t>(columns);
+        TensorSpec spec = random_tensor(random, "t", type, columns, ROWS);
+        Packed packed = pack(as_tensor(spec, columns, ROWS), false);
+        for (int32_t column : {0, 1, 15, 16, 31, 32, 63, columns - 1}) {
+            std::vector<float> x(count), out(32, -1.0f);
             x[static_cast<size_t>(column)] = 127.0f; // exact in int8 with a scale of 1
-            std::vector<int8_t> values(COLUMNS);
-            std::vector<float> scales(2);
-            std::vector<int32_t> sums(2);
+            std::vector<int8_t> values(count);
+            std::vector<float> scales(count / 32);
+            std::vector<int32_t> sums(count / 32);
             const cpu::Ops& ops = cpu::ops_for(cpu::Isa::ref);
-            ops.quantise(x.data(), COLUMNS, values.data(), scales.data(), sums.data());
+            ops.quantise(x.data(), columns, values.data(), scales.data(), sums.data());
             ops.matmul(packed.matrix,
-                       {x.data(), values.data(), scales.data(), sums.data(), COLUMNS}, 0, 1, 0,
+                       {x.data(), values.data(), scales.data(), sums.data(), columns}, 0, 1, 0,
                        packed.matrix.panels, out.data(), ROWS);
             for (int32_t r = 0; r < ROWS; r++) {
-                float wanted = 127.0f * twin_weight(spec, COLUMNS, r, column);
+                float wanted = 127.0f * twin_weight(spec, columns, r, column);
                 EXPECT_NEAR(out[static_cast<size_t>(r)], wanted, 1e-5f * std::fabs(wanted));
             }
             EXPECT_EQ(out[ROWS], -1.0f);
@@ -148,6 +203,18 @@ TEST(projections_of_one_kind_are_fused) {
     EXPECT_EQ(parts.first_output[1], 96);
     EXPECT(parts.parts[1].kind == cpu::WeightKind::u8);
     EXPECT(model->weights.head.data == model->weights.embedding.data);
+    // As in files that mix types: the K types differ in kind, so that only equal ones are joined.
+    TinyLlama k_types;
+    k_types.hidden = 256;
+    k_types.head_dim = 64;
+    k_types.feed_forward = 512;
+    k_types.type = TensorType::q4_k;
+    k_types.value_type = TensorType::q6_k;
+    EXPECT(load_tiny(k_types, {}, &model).ok());
+    const FusedProjection& mixed_k = model->weights.layers[1].query_key_value;
+    EXPECT_EQ(mixed_k.part_count, 2);
+    EXPECT(mixed_k.parts[0].kind == cpu::WeightKind::k4 && mixed_k.parts[0].rows == 256 + 128);
+    EXPECT(mixed_k.parts[1].kind == cpu::WeightKind::k6 && mixed_k.parts[1].rows == 128);
 }
 
 TEST(progress_rises_to_one) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/model/k_quants.h"
 #include "core/model/model.h"
 #include "gguf_writer.h"
 #include "ops_testing.h"
@@ -38,17 +39,43 @@ struct TinyLlama {
     std::string without;                   // a tensor left out
 };
 
-inline uint16_t half_bits(float value) { // small normal numbers only; rounds down
+inline uint16_t half_bits(float value) { // small numbers only; rounds down
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
+    if (std::fabs(value) < 0x1p-14f) { // subnormal
+        return static_cast<uint16_t>((bits >> 16 & 0x8000u) |
+                                     static_cast<uint32_t>(std::fabs(value) * 0x1p24f));
+    }
     uint32_t exponent = (bits >> 23 & 0xFFu) - 112;
-    CHECK(exponent > 0 && exponent < 31);
+    CHECK(exponent < 31);
     return static_cast<uint16_t>((bits >> 16 & 0x8000u) | exponent << 10 | (bits >> 13 & 0x3FFu));
 }
 
 inline void append_half(std::vector<std::byte>& out, uint16_t half) {
     out.push_back(static_cast<std::byte>(half & 0xFFu));
     out.push_back(static_cast<std::byte>(half >> 8));
+}
+
+// Of any bytes; the halves make a weight's mean about zero and its deviation about `spread`.
+inline void append_k_block(Random& random, TensorType type, float spread,
+                           std::vector<std::byte>& out) {
+    struct Form {
+        int32_t bytes; // beside the halves
+        float steps;   // deviation of the weights for d = 1
+        float middle;  // of the integers: dmin for d = 1
+    };
+    Form form = {140, 255.0f, 7.5f};
+    if (type == TensorType::q5_k) form = {172, 525.0f, 15.5f};
+    if (type == TensorType::q6_k) form = {208, 1366.0f, 0.0f};
+    float d = random.between(0.5f, 1.5f) * spread / form.steps;
+    auto halves = [&] {
+        append_half(out, half_bits(d));
+        if (type != TensorType::q6_k) append_half(out, half_bits(form.middle * d));
+    };
+    if (type != TensorType::q6_k) halves();
+    for (int32_t i = 0; i < form.bytes; i++)
+        out.push_back(static_cast<std::byte>(random.below(256)));
+    if (type == TensorType::q6_k) halves();
 }
 
 // Random weights of about 1 / sqrt(columns).
@@ -58,8 +85,14 @@ inline TensorSpec random_tensor(Random& random, const std::string& name, TensorT
     if (rows > 0) spec.dimensions.push_back(static_cast<uint64_t>(rows));
     int64_t count = int64_t{columns} * std::max(rows, 1);
     float spread = 1.0f / std::sqrt(static_cast<float>(columns));
-    bool quantised =
-        type == TensorType::q4_0 || type == TensorType::q4_1 || type == TensorType::q8_0;
+    if (is_k_type(type)) {
+        for (int64_t block = 0; block < count / cpu::SUPER_COLUMNS; block++)
+            append_k_block(random, type, spread, spec.data);
+        return spec;
+    }
+    bool fifth_bits = type == TensorType::q5_0 || type == TensorType::q5_1;
+    bool quantised = type == TensorType::q4_0 || type == TensorType::q4_1 ||
+                     type == TensorType::q8_0 || fifth_bits;
     if (!quantised) {
         for (int64_t i = 0; i < count; i++) {
             float value = random.between(0.25f, 2.0f) * spread;
@@ -74,13 +107,17 @@ inline TensorSpec random_tensor(Random& random, const std::string& name, TensorT
         }
         return spec;
     }
-    float steps = type == TensorType::q8_0 ? 73.0f : 4.6f; // of a uniform integer, its deviation
+    // Of a uniform integer, its deviation.
+    float steps = type == TensorType::q8_0 ? 73.0f : (fifth_bits ? 9.2f : 4.6f);
+    int32_t bytes = type == TensorType::q8_0 ? 32 : (fifth_bits ? 20 : 16);
     for (int64_t block = 0; block < count / cpu::GROUP_COLUMNS; block++) {
         float scale = random.between(0.5f, 1.5f) * spread / steps;
         append_half(spec.data, half_bits(scale));
         if (type == TensorType::q4_1)
             append_half(spec.data, half_bits(-7.5f * scale * random.between(0.9f, 1.1f)));
-        for (int32_t i = 0; i < (type == TensorType::q8_0 ? 32 : 16); i++)
+        if (type == TensorType::q5_1)
+            append_half(spec.data, half_bits(-15.5f * scale * random.between(0.9f, 1.1f)));
+        for (int32_t i = 0; i < bytes; i++)
             spec.data.push_back(static_cast<std::byte>(random.below(256)));
     }
     return spec;

@@ -9,7 +9,19 @@ from pathlib import Path
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 FORMATS = {0: "<B", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q"}
-BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
+BLOCKS = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+    30: (1, 2),
+}
 ALIGNMENT = 32
 
 Tensor = tuple[str, list[int], int]
@@ -76,11 +88,12 @@ def model_values(**changes: Value) -> list[Value]:
 
 
 def model_tensors(kind: int) -> list[Tensor]:
+    width = max(BLOCKS[kind][0], 32)  # of whole blocks; the values above name 32
     return [
-        ("token_embd.weight", [32, 3], kind),
+        ("token_embd.weight", [width, 3], kind),
         ("blk.0.attn_norm.weight", [32], 0),
-        ("blk.0.attn_q.weight", [32, 32], kind),
-        ("blk.0.ffn_down.weight", [64, 32], kind),
+        ("blk.0.attn_q.weight", [width, 32], kind),
+        ("blk.0.ffn_down.weight", [2 * width, 32], kind),
     ]
 
 

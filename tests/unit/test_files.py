@@ -202,6 +202,7 @@ def test_hub_choice_of_a_file() -> None:
     names = ["a-Q4_1.gguf", "a-Q8_0.gguf", "a-f16.gguf", "README.md"]
     assert hub.choose(names, HubRepository("o/r", "")) == "a-Q4_1.gguf"
     assert hub.choose(names, HubRepository("o/r", "q8_0")) == "a-Q8_0.gguf"
+    assert hub.choose([*names, "a-Q4_K_M.gguf"], HubRepository("o/r", "")) == "a-Q4_K_M.gguf"
     assert hub.choose(["only.gguf"], HubRepository("o/r", "")) == "only.gguf"
     for wrong in ("a-", "nothing"):
         with pytest.raises(ModelError, match="does not name one file"):

@@ -13,7 +13,7 @@ from ..errors import ModelError
 from .registry import SUFFIX, HubRepository
 
 # Taken in this order when a repository has several files and none was named.
-PREFERRED = ("q4_1", "q4_0", "q8_0", "bf16", "f16", "f32")
+PREFERRED = ("q4_k_m", "q4_1", "q4_0", "q5_k_m", "q6_k", "q8_0", "bf16", "f16", "f32")
 
 
 def _library() -> Any:

@@ -1,0 +1,198 @@
+// Taking blocks of the K types apart and putting them together, four columns to a 32-bit word.
+#include "k_quants.h"
+
+#include <cstring>
+
+#include "../check.h"
+#include "../cpu/numbers.h"
+
+namespace sublimate {
+
+namespace {
+
+using cpu::GROUP_COLUMNS;
+using cpu::PANEL_ROWS;
+using cpu::SUPER_COLUMNS;
+using cpu::SUPER_GROUPS;
+using cpu::SuperLayout;
+using cpu::WeightKind;
+
+constexpr int32_t CHUNK_BYTES = 64; // one word of each of the 16 rows
+constexpr int32_t WORD_BYTES = 4;
+constexpr int32_t CHUNKS = 8;             // words of a group
+constexpr int32_t NIBBLE_CHUNKS = 4;      // that hold the low four bits of two of them each
+constexpr uint32_t NIBBLES = 0x0f0f0f0fu; // of each byte of a word
+constexpr uint32_t ONE_BITS = 0x01010101u;
+constexpr uint32_t TWO_BITS = 0x03030303u;
+constexpr int32_t Q6_HALF_COLUMNS = 128; // of a block of Q6_K, each laid out alike
+
+static_assert(CHUNKS * WORD_BYTES == GROUP_COLUMNS);
+static_assert(CHUNK_BYTES == PANEL_ROWS * WORD_BYTES);
+
+template <class Number>
+Number read(const std::byte* at) {
+    Number number;
+    std::memcpy(&number, at, sizeof number);
+    return number;
+}
+template <class Number>
+void write(std::byte* at, Number number) {
+    std::memcpy(at, &number, sizeof number);
+}
+
+// Eight scales and eight minima of six bits in twelve bytes: the first four of each in the low bits
+// of bytes 0-3 and 4-7, the last four in the nibbles of bytes 8-11 and the top bits of the others.
+void read_six_bits(const std::byte* packed, uint8_t* scales, uint8_t* minima) {
+    constexpr uint8_t LOW_SIX = 63;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(packed);
+    for (int32_t i = 0; i < 4; i++) {
+        scales[i] = bytes[i] & LOW_SIX;
+        minima[i] = bytes[i + 4] & LOW_SIX;
+        scales[i + 4] = static_cast<uint8_t>((bytes[i + 8] & 15) | bytes[i] >> 6 << 4);
+        minima[i + 4] = static_cast<uint8_t>(bytes[i + 8] >> 4 | bytes[i + 4] >> 6 << 4);
+    }
+}
+
+// Groups 2i and 2i + 1 are the low and the high nibbles of the same 32 bytes.
+void read_nibbles(const std::byte* nibbles, uint8_t* values) {
+    for (int32_t pair = 0; pair < SUPER_GROUPS / 2; pair++) {
+        const auto* from = reinterpret_cast<const uint8_t*>(nibbles) + pair * GROUP_COLUMNS;
+        uint8_t* to = values + pair * 2 * GROUP_COLUMNS;
+        for (int32_t i = 0; i < GROUP_COLUMNS; i++) {
+            to[i] = from[i] & 15;
+            to[i + GROUP_COLUMNS] = from[i] >> 4;
+        }
+    }
+}
+
+KBlock read_q6_k(const std::byte* block) {
+    constexpr int32_t LOW_BYTES = 128;
+    constexpr int32_t HIGH_BYTES = 64;
+    KBlock result = {};
+    for (int32_t half = 0; half < 2; half++) {
+        const auto* low = reinterpret_cast<const uint8_t*>(block) + half * LOW_BYTES / 2;
+        const auto* high =
+            reinterpret_cast<const uint8_t*>(block) + LOW_BYTES + half * HIGH_BYTES / 2;
+        uint8_t* to = result.values + half * Q6_HALF_COLUMNS;
+        for (int32_t i = 0; i < GROUP_COLUMNS; i++) {
+            const uint32_t first = low[i];
+            const uint32_t second = low[i + GROUP_COLUMNS];
+            const uint32_t above = high[i];
+            to[i] = static_cast<uint8_t>((first & 15) | (above & 3) << 4);
+            to[i + 32] = static_cast<uint8_t>((second & 15) | (above >> 2 & 3) << 4);
+            to[i + 64] = static_cast<uint8_t>(first >> 4 | (above >> 4 & 3) << 4);
+            to[i + 96] = static_cast<uint8_t>(second >> 4 | (above >> 6) << 4);
+        }
+    }
+    const std::byte* scales = block + LOW_BYTES + HIGH_BYTES;
+    std::memcpy(result.scales, scales, sizeof result.scales);
+    result.super_scale = read<uint16_t>(scales + sizeof result.scales);
+    return result;
+}
+
+} // namespace
+
+KBlock read_k_block(TensorType type, const std::byte* block) {
+    if (type == TensorType::q6_k) return read_q6_k(block);
+    CHECK(type == TensorType::q4_k || type == TensorType::q5_k);
+    constexpr int32_t HEADER_BYTES = 4; // two halves
+    constexpr int32_t SIX_BITS_BYTES = 12;
+    KBlock result = {};
+    result.super_scale = read<uint16_t>(block);
+    result.super_minimum = read<uint16_t>(block + 2);
+    read_six_bits(block + HEADER_BYTES, result.scales, result.minima);
+    const std::byte* rest = block + HEADER_BYTES + SIX_BITS_BYTES;
+    if (type == TensorType::q4_k) {
+        read_nibbles(rest, result.values);
+        return result;
+    }
+    read_nibbles(rest + GROUP_COLUMNS, result.values);
+    for (int32_t c = 0; c < SUPER_COLUMNS; c++) { // bit g of a byte is the fifth of group g
+        const auto above = static_cast<uint32_t>(rest[c % GROUP_COLUMNS]);
+        result.values[c] |= static_cast<uint8_t>((above >> c / GROUP_COLUMNS & 1u) << 4);
+    }
+    return result;
+}
+
+void write_k_block(WeightKind kind, const KBlock& block, int32_t lane, std::byte* super) {
+    CHECK(cpu::is_k_kind(kind));
+    CHECK(lane >= 0 && lane < PANEL_ROWS);
+    const SuperLayout layout = cpu::super_layout(kind);
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
+        std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
+        uint32_t words[CHUNKS];
+        std::memcpy(words, block.values + g * GROUP_COLUMNS, sizeof words);
+        for (int32_t c = 0; c < NIBBLE_CHUNKS; c++)
+            write(group + c * CHUNK_BYTES,
+                  (words[c] & NIBBLES) | (words[c + NIBBLE_CHUNKS] & NIBBLES) << 4);
+        uint32_t one = 0;
+        uint32_t two[2] = {};
+        for (int32_t c = 0; c < CHUNKS; c++) {
+            one |= (words[c] >> 4 & ONE_BITS) << c;
+            two[c / NIBBLE_CHUNKS] |= (words[c] >> 4 & TWO_BITS) << 2 * (c % NIBBLE_CHUNKS);
+        }
+        if (kind == WeightKind::k5) write(planes, one);
+        if (kind != WeightKind::k6) continue;
+        write(planes, two[0]);
+        write(planes + CHUNK_BYTES, two[1]);
+    }
+    const int32_t halves = kind == WeightKind::k6 ? 2 : 1; // scales of a group
+    for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
+        write(super + layout.scales + i * PANEL_ROWS + lane, block.scales[i]);
+    write(super + layout.super_scales + 2 * lane, block.super_scale);
+    if (halves == 2) return;
+    for (int32_t i = 0; i < SUPER_GROUPS; i++)
+        write(super + layout.minima + i * PANEL_ROWS + lane, block.minima[i]);
+    write(super + layout.super_scales + 2 * (PANEL_ROWS + lane), block.super_minimum);
+}
+
+KBlock packed_k_block(WeightKind kind, const std::byte* super, int32_t lane) {
+    CHECK(cpu::is_k_kind(kind));
+    CHECK(lane >= 0 && lane < PANEL_ROWS);
+    const SuperLayout layout = cpu::super_layout(kind);
+    KBlock block = {};
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        const std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
+        const std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
+        uint32_t words[CHUNKS];
+        for (int32_t c = 0; c < CHUNKS; c++) {
+            const bool low = c < NIBBLE_CHUNKS;
+            const auto both = read<uint32_t>(group + c % NIBBLE_CHUNKS * CHUNK_BYTES);
+            words[c] = both >> (low ? 0 : 4) & NIBBLES;
+            if (kind == WeightKind::k5) words[c] |= (read<uint32_t>(planes) >> c & ONE_BITS) << 4;
+            if (kind == WeightKind::k6)
+                words[c] |=
+                    (read<uint32_t>(planes + (low ? 0 : CHUNK_BYTES)) >> 2 * (c % NIBBLE_CHUNKS) &
+                     TWO_BITS)
+                    << 4;
+        }
+        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
+    }
+    const int32_t halves = kind == WeightKind::k6 ? 2 : 1;
+    for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
+        block.scales[i] = read<uint8_t>(super + layout.scales + i * PANEL_ROWS + lane);
+    block.super_scale = read<uint16_t>(super + layout.super_scales + 2 * lane);
+    if (halves == 2) return block;
+    for (int32_t i = 0; i < SUPER_GROUPS; i++)
+        block.minima[i] = read<uint8_t>(super + layout.minima + i * PANEL_ROWS + lane);
+    block.super_minimum = read<uint16_t>(super + layout.super_scales + 2 * (PANEL_ROWS + lane));
+    return block;
+}
+
+void k_block_to_floats(WeightKind kind, const KBlock& block, float* out) {
+    const float super_scale = cpu::half_to_float(block.super_scale);
+    const float super_minimum = cpu::half_to_float(block.super_minimum);
+    const bool halves = kind == WeightKind::k6;
+    const int32_t run = halves ? GROUP_COLUMNS / 2 : GROUP_COLUMNS; // columns of one scale
+    const int32_t offset = halves ? cpu::K6_OFFSET : 0;
+    for (int32_t i = 0; i < SUPER_COLUMNS / run; i++) {
+        const int32_t small = halves ? static_cast<int8_t>(block.scales[i]) : block.scales[i];
+        const float scale = super_scale * static_cast<float>(small);
+        const float minimum = halves ? 0.0f : super_minimum * static_cast<float>(block.minima[i]);
+        for (int32_t c = i * run; c < (i + 1) * run; c++)
+            out[c] = scale * static_cast<float>(block.values[c] - offset) - minimum;
+    }
+}
+
+} // namespace sublimate
