@@ -2,8 +2,8 @@
 // is in ring/region.h and text/edge_client.h; here objects are kept alive and values change their
 // type. See _core.pyi for the contract.
 //
-// defines: PythonEvent, PythonClient, bind_region, bind_vocabulary, bind_event, bind_client,
-// bind_edge
+// defines: PythonEvent, PythonClient, bind_region, bind_vocabulary, bind_histogram, bind_event,
+// bind_client, bind_edge
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -110,6 +110,16 @@ void bind_vocabulary(nb::module_& m) {
             "tokens"_a)
         .def("__len__", &Vocabulary::size)
         .def("decode", &decode_ids, "ids"_a);
+}
+
+// ---- Histogram ---------------------------------------------------------------------------------
+void bind_histogram(nb::module_& m) {
+    nb::class_<Histogram>(m, "Histogram")
+        .def(nb::init<std::vector<double>>(), "edges"_a)
+        .def("observe", &Histogram::observe, "value"_a)
+        .def_prop_ro("edges", [](const Histogram& histogram) { return histogram.edges(); })
+        .def_prop_ro("counts", [](const Histogram& histogram) { return histogram.counts(); })
+        .def_prop_ro("sum", &Histogram::sum);
 }
 
 // ---- StreamEvent -------------------------------------------------------------------------------
@@ -227,13 +237,20 @@ using MaskArray = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::dev
 
 // The client with the Python objects whose memory it uses.
 struct PythonClient {
-    PythonClient(nb::object region_object, nb::object vocabulary_object)
+    PythonClient(nb::object region_object, nb::object vocabulary_object, nb::object gaps_object)
         : region(std::move(region_object)), vocabulary(std::move(vocabulary_object)),
-          client(nb::cast<Region&>(region),
-                 vocabulary.is_none() ? nullptr : nb::cast<const Vocabulary*>(vocabulary)) {}
+          gaps(std::move(gaps_object)),
+          client(nb::cast<Region&>(region), object_or_null<const Vocabulary>(vocabulary),
+                 object_or_null<Histogram>(gaps)) {}
+
+    template <class T>
+    static T* object_or_null(const nb::object& object) {
+        return object.is_none() ? nullptr : nb::cast<T*>(object);
+    }
 
     nb::object region;
     nb::object vocabulary;
+    nb::object gaps;
     EdgeClient client;
     std::vector<StreamEvent> events; // of the last poll; kept so that a poll does not allocate it
 };
@@ -262,8 +279,10 @@ nb::object acquire_slot(PythonClient& self, int64_t words) {
 
 void submit_slot(PythonClient& self, int32_t slot, int32_t generation, int64_t key,
                  std::string_view format, const std::vector<std::string>& stop_strings,
-                 const std::string& message_id, const std::string& model, int64_t input_tokens) {
-    StreamRequest request{key, format_named(format), stop_strings, message_id, model, input_tokens};
+                 const std::string& message_id, const std::string& model, int64_t input_tokens,
+                 bool chunked) {
+    StreamRequest request{key,   format_named(format), stop_strings, message_id,
+                          model, input_tokens,         chunked};
     raise_unless_ok(self.client.submit(slot, generation, request));
 }
 
@@ -303,21 +322,44 @@ void bind_client(nb::module_& m) {
     nb::class_<PythonClient>(m, "EdgeClient")
         .def(
             "__init__",
-            [](PythonClient* place, nb::handle_t<Region> region, nb::object vocabulary) {
+            [](PythonClient* place, nb::handle_t<Region> region, nb::object vocabulary,
+               nb::object gaps) {
                 if (!vocabulary.is_none() && !nb::isinstance<Vocabulary>(vocabulary))
                     throw nb::type_error("vocabulary is a Vocabulary or None");
-                new (place) PythonClient(nb::borrow(region), std::move(vocabulary));
+                if (!gaps.is_none() && !nb::isinstance<Histogram>(gaps))
+                    throw nb::type_error("gaps is a Histogram or None");
+                new (place)
+                    PythonClient(nb::borrow(region), std::move(vocabulary), std::move(gaps));
             },
-            "region"_a, "vocabulary"_a.none())
+            "region"_a, "vocabulary"_a.none(), "gaps"_a.none() = nb::none())
         .def("acquire", &acquire_slot, "words"_a)
         .def("submit", &submit_slot, "slot"_a, "generation"_a, "key"_a, nb::kw_only(), "format"_a,
              "stop_strings"_a = std::vector<std::string>(), "message_id"_a = "", "model"_a = "",
-             "input_tokens"_a = 0)
+             "input_tokens"_a = 0, "chunked"_a = false)
         .def("discard", &discard_slot, "slot"_a, "generation"_a)
         .def(
             "cancel",
             [](PythonClient& self, int32_t slot, int32_t generation) {
                 self.client.cancel(slot, generation);
+            },
+            "slot"_a, "generation"_a)
+        .def(
+            "lend",
+            [](PythonClient& self, int32_t slot, int32_t generation, int socket) {
+                return self.client.lend(slot, generation, socket);
+            },
+            "slot"_a, "generation"_a, "socket"_a)
+        .def(
+            "unlend",
+            [](PythonClient& self, int32_t slot, int32_t generation) {
+                self.client.unlend(slot, generation);
+            },
+            "slot"_a, "generation"_a)
+        .def(
+            "progress",
+            [](const PythonClient& self, int32_t slot, int32_t generation) {
+                StreamProgress progress = self.client.progress(slot, generation);
+                return nb::make_tuple(progress.output_tokens, progress.sent_ns);
             },
             "slot"_a, "generation"_a)
         .def("poll", &poll_events)
@@ -338,7 +380,8 @@ void bind_client(nb::module_& m) {
                      [](const PythonClient& self) { return self.client.stale_rows(); })
         .def_prop_ro("text_ns", [](const PythonClient& self) { return self.client.text_ns(); })
         .def_prop_ro("text_tokens",
-                     [](const PythonClient& self) { return self.client.text_tokens(); });
+                     [](const PythonClient& self) { return self.client.text_tokens(); })
+        .def_prop_ro("heard_ns", [](const PythonClient& self) { return self.client.heard_ns(); });
 }
 
 } // namespace
@@ -353,6 +396,7 @@ nb::dict stats_dict(const StatsPage& page) {
 void bind_edge(nb::module_& m) {
     bind_region(m);
     bind_vocabulary(m);
+    bind_histogram(m);
     bind_event(m);
     bind_client(m);
 }

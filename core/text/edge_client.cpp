@@ -1,10 +1,13 @@
 // EdgeClient: slots and submission first, then the way of a token row through the text path.
 #include "edge_client.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 namespace sublimate {
 
@@ -95,6 +98,7 @@ struct EdgeClient::Stream {
     bool admitted = false;
     bool touched = false;
     bool admitted_now = false; // in this poll
+    bool token_now = false;    // likewise
     StopReason reason = StopReason::none;
     RefuseReason refuse_reason = RefuseReason::none;
     int32_t cached_tokens = 0;
@@ -104,6 +108,9 @@ struct EdgeClient::Stream {
     uint64_t admitted_ns = 0;
     uint64_t first_token_ns = 0;
     uint64_t last_record_ns = 0;
+    uint64_t token_ns = 0; // of the last poll with tokens
+    uint64_t sent_ns = 0;
+    int socket = -1; // lent; else -1
     TextStream text;
     std::vector<int32_t> token_ids; // of this poll, as the next two
     std::vector<TokenLogprobs> logprobs;
@@ -116,7 +123,7 @@ struct EdgeClient::Stream {
 };
 
 void EdgeClient::Stream::begin() {
-    admitted_now = false;
+    admitted_now = token_now = false;
     token_ids.clear();
     logprobs.clear();
     logprob_pairs.clear();
@@ -147,11 +154,12 @@ StreamEvent EdgeClient::Stream::event() {
     return event;
 }
 
-EdgeClient::EdgeClient(Region& region, const Vocabulary* vocabulary)
-    : region_(region), view_(region.view()), vocabulary_(vocabulary),
+EdgeClient::EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps)
+    : region_(region), view_(region.view()), vocabulary_(vocabulary), gaps_(gaps),
       record_(static_cast<size_t>(TOKEN_RECORD_WORDS_MAX)) {
     CHECK_BECAUSE(view_.attached(), "an edge client needs a mapped region");
     touched_.reserve(size_t{limits::SLOTS_MAX});
+    speaking_.reserve(size_t{limits::SLOTS_MAX});
 }
 
 EdgeClient::~EdgeClient() = default;
@@ -194,9 +202,13 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
         if (!request.stop_strings.empty()) return ClientStatus::stop_without_text;
     } else {
         if (vocabulary_ == nullptr) return ClientStatus::no_vocabulary;
-        TextSettings settings{
-            request.format, request.stop_strings, request.message_id, request.model,
-            request.input_tokens > 0 ? request.input_tokens : header.prompt_length};
+        TextSettings settings{request.format,
+                              request.stop_strings,
+                              request.message_id,
+                              request.model,
+                              request.input_tokens > 0 ? request.input_tokens
+                                                       : header.prompt_length,
+                              request.chunked};
         if (stream.text.start(settings, vocabulary_) != StopStatus::ok)
             return ClientStatus::bad_stop_strings;
     }
@@ -216,6 +228,8 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
     stream.cached_tokens = stream.output_tokens = stream.bucket_rows = 0;
     stream.submitted_ns = now;
     stream.admitted_ns = stream.first_token_ns = stream.last_record_ns = 0;
+    stream.token_ns = stream.sent_ns = 0;
+    stream.socket = -1;
     if (!submission_push(view_, slot)) {
         broken_ = true; // only damaged indices make the ring look full
         return ClientStatus::engine_broken;
@@ -240,11 +254,59 @@ void EdgeClient::wake_engine() {
 }
 
 void EdgeClient::cancel(int32_t slot, int32_t generation) {
-    if (!slots_.holds(slot, generation) || states_[slot] != State::submitted) return;
+    Stream* stream = running(slot, generation);
+    if (stream == nullptr) return;
+    stream->socket = -1;
     cancel_request(view_, slot, generation);
     // Rare, so the bell is rung whatever the engine announced: it need not look at all cancel words
     // to sleep.
     wake_engine();
+}
+
+EdgeClient::Stream* EdgeClient::running(int32_t slot, int32_t generation) const {
+    bool runs = slots_.holds(slot, generation) && states_[slot] == State::submitted;
+    return runs ? streams_[slot].get() : nullptr;
+}
+
+// ---- lent sockets ------------------------------------------------------------------------------
+bool EdgeClient::lend(int32_t slot, int32_t generation, int socket) {
+    Stream* stream = running(slot, generation);
+    if (stream == nullptr || stream->format != StreamFormat::sse || socket < 0) return false;
+    stream->socket = socket;
+    return true;
+}
+
+void EdgeClient::unlend(int32_t slot, int32_t generation) {
+    if (Stream* stream = running(slot, generation)) stream->socket = -1;
+}
+
+StreamProgress EdgeClient::progress(int32_t slot, int32_t generation) const {
+    const Stream* stream = running(slot, generation);
+    if (stream == nullptr) return {};
+    return {stream->output_tokens, stream->sent_ns};
+}
+
+// Whether the event has nothing left to say. Leaves in its data what the lender has to write.
+bool EdgeClient::write_to_socket(Stream& stream, StreamEvent& event) {
+    int socket = std::exchange(stream.socket, -1);
+    if (event.finished) return false;
+    ssize_t sent = send(socket, event.data.data(), event.data.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    // An error is the lender's to find out: it has the connection.
+    if (sent > 0) event.data.remove_prefix(static_cast<size_t>(sent));
+    if (!event.data.empty()) return false;
+    stream.socket = socket;
+    stream.sent_ns = heard_ns_;
+    return true;
+}
+
+void EdgeClient::write_to_sockets(std::vector<StreamEvent>& events) {
+    size_t kept = 0;
+    for (size_t i = 0; i < events.size(); i++) {
+        bool lent = speaking_[i]->socket >= 0 && !events[i].data.empty();
+        if (lent && write_to_socket(*speaking_[i], events[i])) continue;
+        events[kept++] = events[i];
+    }
+    events.resize(kept);
 }
 
 std::span<const int32_t> EdgeClient::scores(int32_t slot, int32_t generation) const {
@@ -286,6 +348,7 @@ void EdgeClient::begin_poll() {
         if (stream->reason != StopReason::none) stream->text.trim();
     }
     touched_.clear();
+    speaking_.clear();
 }
 
 bool EdgeClient::poll(std::vector<StreamEvent>& events) {
@@ -305,7 +368,9 @@ bool EdgeClient::poll(std::vector<StreamEvent>& events) {
         }
         budget_words -= words;
     }
+    if (!touched_.empty()) heard_ns_ = polled_ns;
     collect_events(polled_ns, events);
+    write_to_sockets(events);
     return true;
 }
 
@@ -372,6 +437,7 @@ bool EdgeClient::apply_token(Stream& stream, const TokenRow& row, const int32_t*
     if (stream.output_tokens >= stream.header.token_budget) return false;
     if (stream.output_tokens++ == 0) stream.first_token_ns = stream.last_record_ns;
     text_tokens_++;
+    stream.token_now = true;
     if (stream.header.logprobs >= 0) take_logprobs(stream, row, pairs);
     if (!stream.shows_text()) {
         stream.token_ids.push_back(row.token);
@@ -431,13 +497,23 @@ void EdgeClient::release(Stream& stream) {
     in_flight_--;
 }
 
+void EdgeClient::observe_gap(Stream& stream) {
+    constexpr double SECONDS_PER_NS = 1e-9;
+    uint64_t before = std::exchange(stream.token_ns, heard_ns_);
+    if (before != 0 && gaps_ != nullptr)
+        gaps_->observe(static_cast<double>(heard_ns_ - before) * SECONDS_PER_NS);
+}
+
 void EdgeClient::collect_events(uint64_t polled_ns, std::vector<StreamEvent>& events) {
     if (touched_.empty()) return;
     for (Stream* stream : touched_) {
+        if (stream->token_now) observe_gap(*stream);
         StreamEvent event = stream->event();
         bool speaks = event.admitted || event.finished || !event.data.empty() ||
                       !event.token_ids.empty() || !event.logprobs.empty();
-        if (speaks) events.push_back(event);
+        if (!speaks) continue;
+        events.push_back(event);
+        speaking_.push_back(stream);
     }
     uint64_t encoded_ns = monotonic_ns();
     text_ns_ += encoded_ns - polled_ns;

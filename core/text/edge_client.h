@@ -11,7 +11,7 @@
 //              slot
 //
 // defines: ClientStatus, client_status_text, LogprobPair, TokenLogprobs, StreamEvent,
-// StreamRequest, EdgeClient
+// StreamRequest, StreamProgress, EdgeClient
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@
 
 #include "../request.h"
 #include "../ring/region.h"
+#include "histogram.h"
 #include "text_stream.h"
 #include "vocabulary.h"
 
@@ -70,7 +71,7 @@ struct StreamEvent {
     uint64_t last_record_ns = 0; // of the latest row
     uint64_t polled_ns = 0;      // this poll met that row
     uint64_t encoded_ns = 0;     // data and text were ready
-    std::string_view data;       // sse: whole frames
+    std::string_view data;       // sse: whole frames, or what of them a lent socket did not take
     std::string_view text;       // text: everything, when finished
     std::string_view stop_string;
     std::span<const int32_t> token_ids; // raw: of this poll, the stop token included
@@ -85,6 +86,12 @@ struct StreamRequest {
     std::string_view message_id;
     std::string_view model;
     int64_t input_tokens = 0; // for usage; 0: the prompt length of the record
+    bool chunked = false;     // sse: the frames of a poll are one HTTP/1.1 chunk
+};
+
+struct StreamProgress {
+    int32_t output_tokens = 0;
+    uint64_t sent_ns = 0; // monotonic clock of the last write to a lent socket; 0: none
 };
 
 class EdgeClient {
@@ -95,8 +102,9 @@ public:
         std::span<int32_t> words; // ring memory of the slot's full capacity
     };
 
-    // Both outlive the client; vocabulary may be null if only format raw is used.
-    EdgeClient(Region& region, const Vocabulary* vocabulary);
+    // All outlive the client; vocabulary may be null if only format raw is used. gaps: takes the
+    // seconds between polls that brought tokens, per stream; null: nobody asks.
+    EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps = nullptr);
     ~EdgeClient();
 
     // The smallest free slot of at least `words` words. Its header is zero but for version, slot
@@ -110,6 +118,16 @@ public:
     bool discard(int32_t slot, int32_t generation);
     // Idempotent; unknown, late or finished ones are no-ops. The finished event still comes.
     void cancel(int32_t slot, int32_t generation);
+
+    // Lends the connected, non-blocking socket of an sse stream: from now on poll writes its frames
+    // there itself, and only what the caller must know becomes an event. Ends with unlend, cancel,
+    // the end of the stream, or a write that did not take everything, whose rest is the event's
+    // data. The end of a stream is always the caller's to write. The lender does not write
+    // meanwhile, and unlends before it closes. False: no such stream runs.
+    bool lend(int32_t slot, int32_t generation, int socket);
+    void unlend(int32_t slot, int32_t generation); // idempotent
+    // Of a submitted request; zero for any other.
+    StreamProgress progress(int32_t slot, int32_t generation) const;
 
     // Drains the token ring into `events` (replaced), one per request that has something to say, in
     // the order of first touch. False: the ring is corrupt, for good; the region must be dropped.
@@ -133,6 +151,7 @@ public:
     // in them.
     uint64_t text_ns() const { return text_ns_; }
     int64_t text_tokens() const { return text_tokens_; }
+    uint64_t heard_ns() const { return heard_ns_; } // monotonic clock of the last poll with rows
 
 private:
     enum class State : uint8_t { free, acquired, submitted, draining, scored };
@@ -148,21 +167,28 @@ private:
     void release(Stream& stream);
     void begin_poll();
     void collect_events(uint64_t polled_ns, std::vector<StreamEvent>& events);
+    void observe_gap(Stream& stream);
+    void write_to_sockets(std::vector<StreamEvent>& events);
+    bool write_to_socket(Stream& stream, StreamEvent& event);
+    Stream* running(int32_t slot, int32_t generation) const;
     bool connected();
     void wake_engine();
 
     Region& region_;
     RegionView view_;
     const Vocabulary* vocabulary_;
+    Histogram* gaps_;
     Slots slots_;
     State states_[limits::SLOTS_MAX] = {};
     std::unique_ptr<Stream> streams_[limits::SLOTS_MAX]; // made at a slot's first use, then kept
     std::vector<int32_t> record_;                        // (TOKEN_RECORD_WORDS_MAX)
     std::vector<Stream*> touched_;                       // in this poll, in order
+    std::vector<Stream*> speaking_;                      // those with an event, likewise
     int32_t in_flight_ = 0;
     int64_t stale_rows_ = 0;
     uint64_t text_ns_ = 0;
     int64_t text_tokens_ = 0;
+    uint64_t heard_ns_ = 0;
     bool broken_ = false; // for good; see connected
 };
 

@@ -2,6 +2,7 @@
 #include "text_stream.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "../check.h"
 
@@ -15,6 +16,17 @@ constexpr size_t KEPT_BUFFER_BYTES = 64 * 1024;
 void empty_and_trim(std::string& buffer) {
     buffer.clear();
     if (buffer.capacity() > KEPT_BUFFER_BYTES) std::string().swap(buffer);
+}
+
+// RFC 9112 section 7.1: size in hex, CRLF, data, CRLF.
+void make_chunk(std::string& data) {
+    constexpr int HEX_BASE = 16;
+    char head[2 * sizeof(size_t) + 2];
+    char* end = std::to_chars(head, head + sizeof head - 2, data.size(), HEX_BASE).ptr;
+    *end++ = '\r';
+    *end++ = '\n';
+    data.insert(0, head, static_cast<size_t>(end - head));
+    data.append("\r\n");
 }
 
 bool complete(StopReason reason) {
@@ -50,6 +62,7 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
     CHECK(vocabulary != nullptr && settings.format != StreamFormat::raw);
     vocabulary_ = vocabulary;
     format_ = settings.format;
+    chunked_ = settings.chunked;
     reason_ = StopReason::none;
     stop_index_ = -1;
     admitted_ = block_open_ = end_written_ = false;
@@ -138,6 +151,7 @@ std::string_view TextStream::collect() {
     // already.
     write_text(writer, complete(reason_) ? text_.size() : text_.size() - matcher_.held_bytes());
     if (ended()) write_end(writer);
+    if (chunked_ && !frames_.empty()) make_chunk(frames_);
     return frames_;
 }
 

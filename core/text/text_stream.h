@@ -39,6 +39,7 @@ struct TextSettings {
     std::string_view message_id;
     std::string_view model;
     int64_t input_tokens = 0; // of the prompt, cached ones included
+    bool chunked = false;     // sse: what collect returns is one chunk of an HTTP/1.1 body
 };
 
 // Call order: start, then per poll: begin, [admit], push*, [finish], collect. The buffers keep
@@ -63,8 +64,8 @@ public:
     // and its caller writes the error; with cancelled, nothing at all. No effect on a stream that
     // has ended.
     void finish(StopReason reason);
-    // Closes the poll. sse: whole frames, with at most one text_delta. text: the whole text once
-    // ended, else empty. Valid until the next begin, start or trim.
+    // Closes the poll, once. sse: whole frames, with at most one text_delta. text: the whole text
+    // once ended, else empty. Valid until the next begin, start or trim.
     std::string_view collect();
 
     void trim();
@@ -83,6 +84,7 @@ private:
 
     const Vocabulary* vocabulary_ = nullptr;
     StreamFormat format_ = StreamFormat::sse;
+    bool chunked_ = false;
     StopReason reason_ = StopReason::none;
     int32_t stop_index_ = -1;
     bool admitted_ = false;

@@ -132,6 +132,17 @@ class Vocabulary:
     def __len__(self) -> int: ...
     def decode(self, ids: Sequence[int]) -> bytes: ...
 
+class Histogram:
+    """Counts by bucket. Bucket i holds values up to edges[i], the last one those beyond all."""
+    def __init__(self, edges: Sequence[float]) -> None: ...
+    def observe(self, value: float) -> None: ...
+    @property
+    def edges(self) -> list[float]: ...
+    @property
+    def counts(self) -> list[int]: ...
+    @property
+    def sum(self) -> float: ...
+
 class StreamEvent:
     """What one poll has for one request. Fields are plain; `data` is ready to send. A request that
     has nothing to say (all its text is held back or accumulates) has no event."""
@@ -139,7 +150,8 @@ class StreamEvent:
     key: int
     """The caller's key from submit."""
     data: bytes
-    """format "sse": whole SSE frames to write now (may be empty). "raw": nothing."""
+    """format "sse": whole SSE frames to write now (may be empty), or what of them a lent socket did
+    not take. "raw": nothing."""
     admitted: bool
     """True once, on the event that carries the admission (for SSE, data then starts with
     message_start)."""
@@ -178,7 +190,10 @@ class StreamEvent:
 class EdgeClient:
     """The edge's half of a region: slots, submission, cancel, and the text path. One thread
     only."""
-    def __init__(self, region: Region, vocabulary: Vocabulary | None) -> None: ...
+    def __init__(
+        self, region: Region, vocabulary: Vocabulary | None, gaps: Histogram | None = None
+    ) -> None:
+        """gaps takes the seconds between polls that brought tokens, per stream."""
     def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
         """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or
         None if no slot is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias
@@ -195,18 +210,31 @@ class EdgeClient:
         message_id: str = "",
         model: str = "",
         input_tokens: int = 0,
+        chunked: bool = False,
     ) -> None:
         """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames
         made in C++), "text" (accumulate), "raw" (token ids, no text; the only one for score
-        requests). input_tokens is for usage, 0: the record's prompt length. After submit the view
-        must not be written. Raises ValueError, and keeps the slot, if the slot is not held, the
-        header does not fit it or the stop strings are too many, too long or empty; CoreError if the
-        engine broke the ring."""
+        requests). input_tokens is for usage, 0: the record's prompt length. chunked: the frames of
+        an event are one chunk of an HTTP/1.1 body. After submit the view must not be written.
+        Raises ValueError, and keeps the slot, if the slot is not held, the header does not fit it
+        or the stop strings are too many, too long or empty; CoreError if the engine broke the
+        ring."""
     def discard(self, slot: int, generation: int) -> None:
         """Gives an acquired slot back without submitting, or a scored one without reading. Raises
         ValueError if the slot is in no such state."""
     def cancel(self, slot: int, generation: int) -> None:
         """Idempotent; late or unknown generations are no-ops. The finished event still comes."""
+    def lend(self, slot: int, generation: int, socket: int) -> bool:
+        """Lends the descriptor of an "sse" stream's connected socket: from now on poll writes its
+        frames there itself, and only what the caller must know becomes an event. Ends with unlend,
+        cancel, the end of the stream (always the caller's to write), or a write that did not take
+        everything: the rest is the event's data. The lender does not write meanwhile, and unlends
+        before it closes. False: no such stream runs."""
+    def unlend(self, slot: int, generation: int) -> None:
+        """Idempotent."""
+    def progress(self, slot: int, generation: int) -> tuple[int, int]:
+        """(output tokens, monotonic ns of the last write to a lent socket) of a running request;
+        zeros for any other."""
     def poll(self) -> list[StreamEvent]:
         """Drains the token ring; one event per touched request, in the order of first touch. Slots
         of finished requests are released, except format "raw" with FLAG_SCORE, whose results are
@@ -240,6 +268,9 @@ class EdgeClient:
     @property
     def text_tokens(self) -> int:
         """Tokens that were handled in that time."""
+    @property
+    def heard_ns(self) -> int:
+        """Monotonic clock of the last poll that brought rows of a request; 0 before."""
 
 def probe() -> dict[str, Any]:
     """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublimate import _core
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
 from sublimate.edge.app import _policy_digest
 from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.limits import HttpLimits, limits_from_environment
 from sublimate.edge.messages import choose_profile
-from sublimate.edge.metrics import Histogram
+from sublimate.edge.metrics import histogram_family
 from sublimate.edge.stream import usage
 from sublimate.errors import ConfigError
 
@@ -48,11 +49,11 @@ def test_limits_are_those_of_the_rules() -> None:
 @given(st.lists(st.floats(min_value=0, max_value=100), max_size=60))
 def test_histograms_count_like_a_sorted_list(values: list[float]) -> None:
     edges = (0.1, 1.0, 10.0)
-    histogram = Histogram(edges)
+    histogram = _core.Histogram(edges)
     for value in values:
         histogram.observe(value)
-    assert histogram.count == len(values)
-    samples = histogram.family("x", "text", {"a": "b"}).samples
+    assert sum(histogram.counts) == len(values)
+    samples = histogram_family("x", "text", histogram, {"a": "b"}).samples
     for edge in edges:
         found = [s.value for s in samples if s.labels.get("le") == str(edge)]
         assert found == [sum(value <= edge for value in values)]

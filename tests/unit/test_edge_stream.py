@@ -26,12 +26,14 @@ class Wire:
         self.errors: list[ApiError] = []
         self._broken = broken
 
-    def start_stream(self, headers: Any) -> None:
+    def start_stream(self, headers: Any, data: bytes) -> bool:
         del headers
         self.streaming = True
+        return self.write(data)
 
-    def write(self, frames: bytes) -> None:
-        self.written.append(frames)
+    def write(self, data: bytes) -> bool:
+        self.written.append(data)
+        return False
 
     def fail(self, error: ApiError) -> None:
         if self._broken:

@@ -194,6 +194,7 @@ class EdgeServer:
             self.model.vocabulary,
             info,
             lambda: self._engine_broke(link, on_broken),
+            self.metrics.inter_token,
         )
         self.engine = link
         self.context_tokens = link.context_tokens

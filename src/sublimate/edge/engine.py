@@ -2,7 +2,8 @@
 
 The bell is an eventfd in the event loop. The engine rings it only while this side has said that it
 sleeps, so every return to the loop is preceded by sleep_prepare, and what came in between is
-polled first.
+polled first. Frames of a running stream do not pass through here: the core writes them to the
+stream's socket within the poll, and only what a listener must know becomes an event.
 
 defines: Listener, Ticket, EngineLink
 """
@@ -60,6 +61,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     message_id: str
     model_name: str
+    chunked: bool = False
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -79,16 +81,17 @@ class EngineLink:
         vocabulary: _core.Vocabulary,
         info: dict[str, Any],
         on_broken: Callable[[], None],
+        gaps: _core.Histogram | None = None,
     ) -> None:
         self.info = info
         self._loop = loop
         self._region = region
-        self._client = _core.EdgeClient(region, vocabulary)
+        self._client = _core.EdgeClient(region, vocabulary, gaps)
         self._on_broken = on_broken
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
-        self._sign_of_life_ns = 0
-        """When the engine had nothing to do, or the last event came, whichever is later."""
+        self._begun_ns = 0
+        """When the engine, with nothing to do, was given something."""
         self._bell: int = region.fds[2]
         self._open = True
         self.page_tokens = _core.LIMITS["PAGE_TOKENS"]
@@ -121,7 +124,7 @@ class EngineLink:
         key = self._next_key
         self._next_key += 1
         if self._client.in_flight == 0:
-            self._sign_of_life_ns = time.monotonic_ns()
+            self._begun_ns = time.monotonic_ns()
         try:
             write_record(
                 view,
@@ -141,6 +144,7 @@ class EngineLink:
                 message_id=request.message_id,
                 model=request.model_name,
                 input_tokens=len(request.ids),
+                chunked=request.chunked,
             )
         except BaseException:
             # Either the loop owns the slot or nobody does.
@@ -162,6 +166,20 @@ class EngineLink:
         """Seen by the loop at its next step. The listener still gets its last event."""
         if self._open:
             self._client.cancel(ticket.slot, ticket.generation)
+
+    def lend_socket(self, ticket: Ticket, descriptor: int) -> None:
+        """From now on the client writes the stream's frames itself; see EdgeClient.lend."""
+        if self._open:
+            self._client.lend(ticket.slot, ticket.generation, descriptor)
+
+    def unlend_socket(self, ticket: Ticket) -> None:
+        self._client.unlend(ticket.slot, ticket.generation)
+
+    def progress(self, ticket: Ticket) -> tuple[int, float]:
+        """(output tokens, seconds on the monotonic clock of the last write to a lent socket) of a
+        running request."""
+        output_tokens, sent_ns = self._client.progress(ticket.slot, ticket.generation)
+        return output_tokens, sent_ns / NS_PER_SECOND
 
     @property
     def in_flight(self) -> int:
@@ -203,8 +221,8 @@ class EngineLink:
         self._loop.call_soon(self._pump)
 
     def _deliver(self, events: list[_core.StreamEvent]) -> None:
-        if events:
-            self._sign_of_life_ns = time.monotonic_ns()
+        if not events:
+            return
         now = time.monotonic()
         for event in events:
             listener = self._listeners.get(event.key)
@@ -229,11 +247,11 @@ class EngineLink:
         now_ns = time.monotonic_ns()
         last_step_ns = stats["last_step_ns"]
         if self._client.in_flight:
-            alive_ns = max(self._sign_of_life_ns, stats["engine_heartbeat_ns"])
+            alive_ns = max(self._begun_ns, self._client.heard_ns, stats["engine_heartbeat_ns"])
             if now_ns - alive_ns > STEP_AGE_TRIP_NS:
                 return False
             # The first step after a rest is not as old as the one before the rest.
-            last_step_ns = max(last_step_ns, self._sign_of_life_ns)
+            last_step_ns = max(last_step_ns, self._begun_ns, self._client.heard_ns)
         if stats["running"] == 0 and stats["waiting"] == 0:
             return True
         if stats["oldest_waiting_ns"] > STEP_AGE_TRIP_NS and stats["running"] == 0:

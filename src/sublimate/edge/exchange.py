@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Header = tuple[str, str]
 JSON_TYPE = ("content-type", "application/json")
+LAST_CHUNK = b"0\r\n\r\n"
 REQUEST_ID_BYTES = 12
 SERVER_ERROR = 500
 
@@ -81,9 +82,9 @@ class Exchange:
     """One request and the writer of its answer. On the event loop's thread only."""
 
     __slots__ = (
-        "_chunked",
         "_connection",
         "answered",
+        "chunked",
         "handler",
         "keep_alive",
         "on_gone",
@@ -100,7 +101,8 @@ class Exchange:
 
     def __init__(self, connection: HttpConnection, request: Request, keep_alive: bool) -> None:
         self._connection = connection
-        self._chunked = False
+        self.chunked = request.is_latest
+        """How a stream is framed: without chunks the end of the connection ends it."""
         self.request = request
         self.keep_alive = keep_alive
         self.request_id = new_identifier("req")
@@ -139,7 +141,7 @@ class Exchange:
         if self.answered:
             return
         if self.streaming:
-            self.finish(error_event(error, self.request_id))
+            self.finish(self.framed(error_event(error, self.request_id)))
             return
         if error.kind.close:
             self.keep_alive = False
@@ -147,39 +149,40 @@ class Exchange:
         self.send_json(error.kind.status, body, error.headers())
 
     # ---- streams -------------------------------------------------------------------------------
-    def start_stream(self, headers: list[Header]) -> None:
-        """The head of a stream of events. Frames follow by write."""
+    def start_stream(self, headers: list[Header], data: bytes) -> bool:
+        """The head of a stream of events, and its first bytes; as `write`."""
         self.streaming = True
-        self._chunked = self.request.is_latest
         stream = [
             ("content-type", "text/event-stream; charset=utf-8"),
             ("cache-control", "no-cache"),
         ]
-        if self._chunked:
+        if self.chunked:
             stream.append(("transfer-encoding", "chunked"))
         else:
             self.keep_alive = False
-        self._connection.transport.write(self._head(200, [*stream, *headers]))
+        return self._connection.send(self._head(200, [*stream, *headers]) + data)
 
-    def write(self, frames: bytes) -> None:
-        """Whole frames, ready to send."""
-        if self._chunked:
-            frames = b"%x\r\n%b\r\n" % (len(frames), frames)
-        self._connection.transport.write(frames)
+    def write(self, data: bytes) -> bool:
+        """Bytes of a stream, framed. True: all of it is with the kernel, nothing waits here."""
+        return self._connection.send(data)
 
-    def finish(self, frames: bytes = b"") -> None:
-        """The last frames of a stream."""
-        if self.answered:
-            return
-        if self._chunked:
-            last = b"0\r\n\r\n"
-            frames = b"%x\r\n%b\r\n%b" % (len(frames), frames, last) if frames else last
-        self._finish(frames)
+    def finish(self, data: bytes = b"") -> None:
+        """The last bytes of a stream, framed."""
+        if not self.answered:
+            self._finish(data + LAST_CHUNK if self.chunked else data)
+
+    def framed(self, frames: bytes) -> bytes:
+        """Events as this stream carries them."""
+        return b"%x\r\n%b\r\n" % (len(frames), frames) if self.chunked else frames
+
+    def descriptor(self) -> int:
+        """Of the socket, for who may write to it while nothing waits here; -1 if nobody may."""
+        return self._connection.descriptor
 
     def _finish(self, data: bytes) -> None:
         self.answered = True
         self.on_gone = None
-        self._connection.transport.write(data)
+        self._connection.send(data)
         self.streaming = False
         self._connection.answered(self)
 

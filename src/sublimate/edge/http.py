@@ -18,6 +18,8 @@ defines: Application, HttpConnection
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections import deque
 from typing import Any, Protocol
 
@@ -71,6 +73,8 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, application: Application, loop: asyncio.AbstractEventLoop) -> None:
         self.transport: Any = None
+        self.descriptor = -1
+        """Of the socket, while it may be written past the transport."""
         self.limits = application.limits
         self._application = application
         self._loop = loop
@@ -109,6 +113,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
+        if self.transport.get_extra_info("sslcontext") is None:
+            self.descriptor = self.transport.get_extra_info("socket").fileno()
         if not self._application.connection_opened(self):
             # Counted nowhere, so it may not stay: a flood would take the last descriptors.
             self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
@@ -144,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
+        self.descriptor = -1  # closed next, and then perhaps another connection's
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -360,6 +367,19 @@ class HttpConnection(asyncio.Protocol):
         self._current = exchange
         self._deadline = None
         self._application.handle(exchange)
+
+    def send(self, data: bytes) -> bool:
+        """Write at once what the kernel takes, past a transport that holds nothing; the transport
+        gets the rest. True: there is no rest."""
+        transport = self.transport
+        if self.descriptor >= 0 and not transport.is_closing() and not self._unsent_bytes():
+            # An error is the transport's to report.
+            with contextlib.suppress(OSError):
+                data = data[os.write(self.descriptor, data) :]
+            if not data:
+                return True
+        transport.write(data)
+        return False
 
     def answered(self, exchange: Exchange) -> None:
         """The last byte of an answer was written."""

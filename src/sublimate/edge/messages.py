@@ -48,6 +48,7 @@ async def create_message(server: EdgeServer, exchange: Exchange) -> None:
         format=answer.format,
         message_id=answer.message_id,
         model_name=answer.model_name,
+        chunked=exchange.chunked,
     )
     if exchange.gone:
         return

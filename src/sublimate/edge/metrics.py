@@ -1,14 +1,13 @@
 """Numbers for Prometheus: what the edge measures itself, and the loop's counters from its region.
 
 Names and bucket edges are those that dashboards for this kind of server already use, with our
-prefix. Observing costs a bisection and two additions: it happens once per event of a stream.
+prefix. What happens once per stream and step, the gaps between tokens, the core observes itself.
 
-defines: Histogram, Metrics
+defines: histogram_family, Metrics
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+
+from .._core import Histogram
 
 if TYPE_CHECKING:
     from .engine import EngineLink
@@ -41,33 +42,19 @@ INTER_TOKEN_EDGES = (
 REQUEST_EDGES = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
-class Histogram:
-    """Counts by bucket; one thread writes."""
-
-    __slots__ = ("_counts", "_edges", "_sum")
-
-    def __init__(self, edges: tuple[float, ...]) -> None:
-        self._edges = edges
-        self._counts = [0] * (len(edges) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._edges, value)] += 1
-        self._sum += value
-
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
-    def family(self, name: str, text: str, labels: dict[str, str]) -> HistogramMetricFamily:
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for edge, count in zip((*map(str, self._edges), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((edge, float(total)))
-        family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), buckets, self._sum)
-        return family
+def histogram_family(
+    name: str, text: str, histogram: Histogram, labels: dict[str, str]
+) -> HistogramMetricFamily:
+    """With cumulative buckets."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    edges = (*map(str, histogram.edges), "+Inf")
+    for edge, count in zip(edges, histogram.counts, strict=True):
+        total += count
+        buckets.append((edge, float(total)))
+    family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), buckets, histogram.sum)
+    return family
 
 
 # Counters of the loop: field of its stats page -> (metric, help).
@@ -105,6 +92,7 @@ class Metrics(Collector):
     def __init__(self, model_name: str) -> None:
         self.first_token = Histogram(FIRST_TOKEN_EDGES)
         self.inter_token = Histogram(INTER_TOKEN_EDGES)
+        """Written by the engine link's client."""
         self.end_to_end = Histogram(REQUEST_EDGES)
         self.queue = Histogram(REQUEST_EDGES)
         self.inference = Histogram(REQUEST_EDGES)
@@ -160,7 +148,7 @@ class Metrics(Collector):
             ("request_decode_time_seconds", "First token to end.", self.decode),
         )
         for name, text, histogram in named:
-            yield histogram.family(name, text, labels)
+            yield histogram_family(name, text, histogram, labels)
         yield _counters("request_success", "Ends by reason.", "finished_reason", self.ends, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)

@@ -65,7 +65,6 @@ class Answer:
         self._ticket: Ticket | None = None
         self._last_seconds = exchange.started_seconds
         """When the client last heard something."""
-        self._token_seconds = 0.0
         self._ended = False
 
     def begin(self, engine: EngineLink, ticket: Ticket) -> None:
@@ -83,8 +82,10 @@ class Answer:
             self.cached_tokens = event.cached_tokens
             self.admitted_seconds = now_seconds
         is_first = self.output_tokens == 0 and event.output_tokens > 0
-        if event.output_tokens > self.output_tokens:
-            self._count_tokens(event.output_tokens, now_seconds)
+        if is_first:
+            self.first_token_seconds = now_seconds
+            self._metrics.first_token.observe(now_seconds - self.exchange.started_seconds)
+        self.output_tokens = event.output_tokens
         if event.finished:
             self._finished(event)
             self.timing.ended(event)
@@ -93,15 +94,6 @@ class Answer:
         self._progress(event, now_seconds)
         if is_first:
             self.timing.first_sent(event)
-
-    def _count_tokens(self, output_tokens: int, now_seconds: float) -> None:
-        if not self.first_token_seconds:
-            self.first_token_seconds = now_seconds
-            self._metrics.first_token.observe(now_seconds - self.exchange.started_seconds)
-        else:
-            self._metrics.inter_token.observe(now_seconds - self._token_seconds)
-        self._token_seconds = now_seconds
-        self.output_tokens = output_tokens
 
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
         raise NotImplementedError
@@ -148,6 +140,8 @@ class Answer:
 
     def _cancel(self) -> None:
         if self._engine is not None and self._ticket is not None:
+            output_tokens, _ = self._engine.progress(self._ticket)
+            self.output_tokens = max(self.output_tokens, output_tokens)
             self._engine.cancel(self._ticket)
 
     def _end(self, reason: str, now_seconds: float) -> None:
@@ -165,38 +159,47 @@ class Answer:
 
 
 class StreamedAnswer(Answer):
-    """Server-sent events. Frames come ready from the core; pings are made here."""
+    """Server-sent events. Frames come ready from the core, which writes them to the socket itself
+    as long as it takes them at once; pings are made here."""
 
     format = "sse"
 
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
         if event.data:
-            self._open()
-            self.exchange.write(event.data)
-            self._last_seconds = now_seconds
+            self._write(event.data, now_seconds)
 
-    def _open(self) -> None:
-        """The head of the answer: at admission, or with the first ping in a long queue."""
-        if not self.exchange.streaming:
-            self.exchange.start_stream(self._headers())
+    def _write(self, data: bytes, now_seconds: float) -> None:
+        """With the head of the answer before the first bytes: these come at admission, or as a
+        ping in a long queue."""
+        exchange = self.exchange
+        if exchange.streaming:
+            is_sent = exchange.write(data)
+        else:
+            is_sent = exchange.start_stream(self._headers(), data)
+        self._last_seconds = now_seconds
+        if is_sent and self._engine is not None and self._ticket is not None:
+            self._engine.lend_socket(self._ticket, exchange.descriptor())
 
     def _finished(self, event: _core.StreamEvent) -> None:
+        exchange = self.exchange
         if event.stop_reason in COMPLETE:
-            self._open()
-            self.exchange.finish(event.data)
+            if not exchange.streaming:
+                exchange.start_stream(self._headers(), b"")
+            exchange.finish(event.data)
         else:
             if event.data:
-                self._open()
-                self.exchange.write(event.data)
-            self.exchange.fail(self._refusal(event))
+                self._write(event.data, self._last_seconds)
+            exchange.fail(self._refusal(event))
 
     def tick(self, now_seconds: float) -> None:
-        if self._ended or now_seconds - self._last_seconds < self._ping_seconds:
+        if self._ended or self._engine is None or self._ticket is None:
             return
-        self._open()
-        self.exchange.write(PING)
+        _, sent_seconds = self._engine.progress(self._ticket)
+        if now_seconds - max(self._last_seconds, sent_seconds) < self._ping_seconds:
+            return
+        self._engine.unlend_socket(self._ticket)
+        self._write(self.exchange.framed(PING), now_seconds)
         self._metrics.pings += 1
-        self._last_seconds = now_seconds
 
 
 class CollectedAnswer(Answer):
