@@ -17,6 +17,7 @@ constexpr int32_t PRODUCTS = 4; // per round
 constexpr int64_t OPS_BF16 = int64_t{PRODUCTS} * TILE_ROWS * TILE_ROWS * (TILE_ROW_BYTES / 2) * 2;
 constexpr int64_t OPS_INT8 = int64_t{PRODUCTS} * TILE_ROWS * TILE_ROWS * TILE_ROW_BYTES * 2;
 constexpr int32_t LOADED_TILES = 16; // 16 KB: half of a first cache
+static_assert(LOADED_TILES % 4 == 0, "a round loads four");
 
 struct Configuration { // Intel SDM volume 1, 18.2: palette 1
     uint8_t palette;

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int32_t ROUNDS = 7;
 constexpr int64_t READ_BYTES_MIN = int64_t{1} << 29; // per round
-constexpr int64_t AHEADS_BYTES[] = {0, 4096};        // software prefetch pays on some machines
+static_assert(READ_BYTES_MIN % cpu::READ_BLOCK_BYTES == 0);
+constexpr int64_t AHEADS_BYTES[] = {0, 4096}; // software prefetch pays on some machines
 constexpr int64_t PILOT_ROUNDS = 20'000;
 constexpr double ROUND_NS = 20e6;
 constexpr double NS_PER_S = 1e9;
@@ -62,6 +63,8 @@ ReadRate read_rate(const cpu::LimitKernels& kernels, int32_t threads, int64_t wo
     AnonymousMemory memory;
     if (part == 0 || !AnonymousMemory::map(part * threads, "a measurement", &memory).ok())
         return rate;
+    CHECK_BECAUSE(reinterpret_cast<uintptr_t>(memory.data()) % limits::LINE_PAIR_BYTES == 0,
+                  "the loops load whole registers");
     cpu::ThreadPool pool(threads);
     pool.run([&](int32_t thread) { std::memset(memory.data() + thread * part, 1, size_t(part)); });
     rate.huge_pages_share = huge_pages_share(memory.data(), part * threads);

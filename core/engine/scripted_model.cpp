@@ -5,15 +5,22 @@
 #include <chrono>
 #include <thread>
 
+#include "../cpu/ops.h"
+
 namespace sublimate {
 
 namespace {
 constexpr float PEAK_LOGIT =
     30.0f; // far above the rest, so that sampling at any usual temperature agrees
+
+SamplerOps best_sampler_ops() {
+    const cpu::Ops& ops = cpu::ops_for(cpu::best_isa());
+    return {ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax};
 }
+} // namespace
 
 ScriptedModel::ScriptedModel(std::vector<ScriptLine> script, const ScriptOptions& options)
-    : script_(std::move(script)), options_(options) {
+    : script_(std::move(script)), options_(options), sampler_ops_(best_sampler_ops()) {
     CHECK(options.vocabulary > 0 && options.vocabulary <= limits::VOCABULARY_MAX);
     CHECK(options.stop_token >= 0 && options.stop_token < options.vocabulary);
     pages_.assign(static_cast<size_t>(options.kv_pages) * limits::PAGE_TOKENS, -1);

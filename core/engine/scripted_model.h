@@ -38,13 +38,14 @@ public:
     void for_rows(int32_t count, Body&& body) {
         for (int32_t i = 0; i < count; i++) body(i);
     }
-    const SamplerOps& sampler_ops() const { return scalar_sampler_ops(); }
+    const SamplerOps& sampler_ops() const { return sampler_ops_; }
 
 private:
     int32_t next_token(const Step& step, const Segment& segment, int32_t position);
 
     std::vector<ScriptLine> script_;
     ScriptOptions options_;
+    SamplerOps sampler_ops_;      // of the best instruction set, as a real model has them
     std::vector<int32_t> pages_;  // (page, PAGE_TOKENS) token ids
     std::vector<int32_t> prompt_; // scratch: the prompt of the row being answered
     std::vector<float> logits_;   // (LOGIT_ROWS_MAX, vocabulary)

@@ -516,6 +516,7 @@ void EdgeClient::collect_events(uint64_t polled_ns, std::vector<StreamEvent>& ev
         speaking_.push_back(stream);
     }
     uint64_t encoded_ns = monotonic_ns();
+    CHECK_BECAUSE(encoded_ns >= polled_ns, "the monotonic clock went back");
     text_ns_ += encoded_ns - polled_ns;
     for (StreamEvent& event : events) {
         // A record may have come after the poll had begun.

@@ -64,6 +64,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 def measure(working_sets: Sequence[int] = WORKING_SETS, threads: int = 0) -> Machine:
     """Takes some seconds of all cores. A working set that does not fit the memory is left out."""
     probe = _core.probe()
+    if not working_sets or min(working_sets) < 1:
+        raise ValueError("a working set has at least a byte")
     fitting = [size for size in working_sets if 2 * size <= int(probe["memory_bytes"])]
     found = _core.measure_limits(fitting, threads=threads)
     own = {"cpu": probe["cpu"], "cores": probe["cores"]}

@@ -3,8 +3,8 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 130 interrupted.
 
-defines: main, app and the commands serve, chat, pull, models, probe, limits, bench, config show,
-version
+defines: main, app and the commands serve, chat, pull, models, probe, limits, bench, tax,
+config show, version
 """
 
 from __future__ import annotations
@@ -235,6 +235,62 @@ def bench(
         from .bench import bench as run
 
         return run(given, _settings)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def tax(
+    figure: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="1 ceiling with a mock engine, 2 tax with the real engine, 3 ledger of a request, "
+            "4 interference; all if not given. May be repeated."
+        ),
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens in.")] = 128,
+    generate: Annotated[int, typer.Option(help="Tokens out.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds of everything, interleaved.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Of each load of figure 1.")] = 1.0,
+    ceiling: Annotated[str, typer.Option(help="Figure 1: streams at once.")] = "1,8,32,64,512",
+    concurrency: Annotated[
+        str, typer.Option("-c", "--concurrency", help="Figures 2 and 3: streams at once.")
+    ] = "1,8,32",
+    streams: Annotated[int, typer.Option(help="Figure 4: streams at once.")] = 8,
+    busy: Annotated[int, typer.Option(help="Figure 4: busy processes; 0: the cores.")] = 0,
+    twin: Annotated[
+        Path | None, typer.Option(help="bench/uvicorn_twin.py of a source tree, if not found.")
+    ] = None,
+    peer_url: Annotated[
+        str, typer.Option(help="Another server on this machine, for figures 2 and 4.")
+    ] = "",
+    peer_model: Annotated[str, typer.Option(help="Model to ask it for.")] = "",
+    peer_api: Annotated[str, typer.Option(help="anthropic or openai; empty: found out.")] = "",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for tax.json and tax.svg.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 1,
+    model: flags.Model = None,
+    exact: flags.Exact = None,
+    threads: flags.Threads = None,
+    isa: flags.Isa = None,
+    kv_memory: flags.KvMemory = None,
+    context_length: flags.ContextLength = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Measure what serving costs on top of the engine: four figures, some minutes."""
+    given: dict[str, Any] = dict(locals())
+
+    def action() -> int:
+        from .tax import Options
+        from .tax import tax as run
+
+        names = ("model", "exact", "threads", "isa", "kv_memory", "context_length")
+        effective = _settings(config, **{name: given[name] for name in names})
+        own = {name: given[name] for name in Options.__struct_fields__}
+        own["figure"] = figure or []
+        return run(effective, Options(**own))
 
     _exit(run_guarded(action))
 
