@@ -56,6 +56,7 @@ SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
          rows == prompt_left,
          s.computed,
          rows,
+         s.header.prompt_length - s.cached_tokens,
          s.waited_steps,
          s.arrival,
          0};
@@ -98,7 +99,7 @@ SUBLIMATE_HD inline void schedule_rows(LoopState& loop) {
     ScheduleView view = {loop.candidates, loop.candidate_count, {}};
     for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++)
         view.prefill_waited[p] = loop.prefill_waited[p];
-    schedule(view, loop.config.policy, *loop.plan);
+    schedule(view, loop.config.policy, loop.config.cost, *loop.plan);
     age_candidates(loop);
     loop.bucket = {};
     if (loop.plan->rows > 0) loop.bucket = choose_bucket(loop.plan->rows, longest_context(loop));

@@ -1,16 +1,18 @@
 // The scheduler: a pure function from what could run to what runs in this step. Same view, same
 // plan; no clock, no randomness, no memory of its own (ageing counters are in the view, the loop
-// keeps them).
+// keeps them; what things cost is a table, see cost.h).
 //
 // Rows of all profiles share a step.
 //   - A step has a row budget. While a low-latency row decodes, it is the low-latency one.
 //   - Decode rows come first, by aged priority and then the longest wait, so that a batch limit
-//   means "in
-//     turn". If a prompt waits too, some rows are kept for it (prefill_rows_min).
-//   - Prompt rows fill the rest, but no more than each decoding profile tolerates beside its decode
-//   rows
-//     (prefill_rows_beside_decode). Profiles take turns by aged priority; inside a profile prompts
-//     are first come, first served, at most prompts_at_once of them.
+//     means "in turn". If a prompt waits too, some rows are kept for it (prefill_rows_min).
+//   - Prompt rows fill the rest, but beside decode rows they have a budget in time: all streams
+//     get their next token when the step ends, so it may take step_percent of what its decode rows
+//     take alone. Of every such step prompts have 1 - 100 / step_percent, less what rounding costs
+//     them: that is their guaranteed share. Short prompts that crowd earn more, by how many decode
+//     rows they outweigh.
+//   - Profiles take turns by aged priority; inside a profile prompts are first come, first served,
+//     at most prompts_at_once of them.
 //   - Of several prompts that are about to compute the same page, one does; the others adopt it.
 // Ageing lifts whatever waits by one priority each AGEING_STEPS, so nothing waits for ever.
 //
@@ -21,60 +23,75 @@
 
 #include "../check.h"
 #include "../limits.h"
+#include "cost.h"
 #include "fault.h"
 
 namespace sublimate {
 
 struct ProfilePolicy {
-    int32_t decode_rows_max;            // decode rows of this profile in one step
-    int32_t decode_rows_beside_prefill; // the same when the step also holds prompt rows
-    int32_t step_rows_max;              // row budget of a step
-    int32_t prefill_rows_beside_decode; // prompt rows in a step that decodes this profile
-    int32_t prefill_rows_min;           // prompt rows kept free when a prompt of this profile waits
-    int32_t prompts_at_once;            // prompts of this profile in one step
-    int32_t priority;                   // larger goes first
+    int32_t decode_rows_max;                 // decode rows of this profile in one step
+    int32_t decode_rows_beside_short_prompt; // the same while a short prompt waits
+    int32_t step_rows_max;                   // row budget of a step
+    int32_t step_percent; // time of a step with prompt rows that decodes this profile, in percent
+                          // of the time that its decode rows take alone
+    int32_t step_percent_max;    // the same when short prompts crowd
+    int32_t short_prompt_weight; // decode rows that one waiting short prompt outweighs
+    int32_t prefill_rows_min;    // of a waiting prompt of this profile, whatever they cost
+    int32_t prompts_at_once;     // prompts of this profile in one step
+    int32_t priority;            // larger goes first
 };
 
 struct Policy {
     ProfilePolicy profiles[limits::PRIORITIES_MAX]; // by Profile
 };
 
-// low_latency: whole short prompts in one step, a few decode rows beside them, one prompt at a
-// time: the time
-//   to the first token. high_throughput: everything in large steps: tokens per second.
-//   long_context: one page of prompt beside any decode row: an even gap between tokens.
+// low_latency: short prompts at once, one at a time, a few decode rows beside them: the time to the
+//   first token. high_throughput: everything in large steps, and a crowd of prompts before the few
+//   that decode: tokens per second. long_context: steps hardly longer than without a prompt: an
+//   even gap between tokens.
 constexpr Policy DEFAULT_POLICY = {{
     {.decode_rows_max = 16,
-     .decode_rows_beside_prefill = 4,
+     .decode_rows_beside_short_prompt = 4,
      .step_rows_max = 256,
-     .prefill_rows_beside_decode = 224,
-     .prefill_rows_min = 64,
+     .step_percent = 200,
+     .step_percent_max = 10000,
+     .short_prompt_weight = 128,
+     .prefill_rows_min = 8,
      .prompts_at_once = 1,
      .priority = 2},
     {.decode_rows_max = 128,
-     .decode_rows_beside_prefill = 128,
+     .decode_rows_beside_short_prompt = 128,
      .step_rows_max = 640,
-     .prefill_rows_beside_decode = 512,
-     .prefill_rows_min = 128,
+     .step_percent = 250,
+     .step_percent_max = 10000,
+     .short_prompt_weight = 16,
+     .prefill_rows_min = 8,
      .prompts_at_once = 16,
      .priority = 1},
     {.decode_rows_max = 64,
-     .decode_rows_beside_prefill = 64,
+     .decode_rows_beside_short_prompt = 64,
      .step_rows_max = 512,
-     .prefill_rows_beside_decode = 32,
-     .prefill_rows_min = 32,
+     .step_percent = 150,
+     .step_percent_max = 150,
+     .short_prompt_weight = 1,
+     .prefill_rows_min = 4,
      .prompts_at_once = 1,
      .priority = 1},
 }};
 
+constexpr int32_t STEP_PERCENT_MAX = 10000;
+constexpr int32_t SHORT_PROMPT_ROWS = 256; // a prompt that computes so many rows in all is short
 constexpr int32_t AGEING_STEPS = 16;
 
 SUBLIMATE_HD constexpr bool sane_policy(const Policy& policy) {
     for (const ProfilePolicy& p : policy.profiles) {
         if (p.decode_rows_max < 1 || p.decode_rows_max > limits::SEQUENCES_MAX) return false;
-        if (p.decode_rows_beside_prefill < 1 || p.prompts_at_once < 1) return false;
+        if (p.decode_rows_beside_short_prompt < 1 || p.prompts_at_once < 1) return false;
         if (p.step_rows_max < 2 || p.step_rows_max > limits::STEP_ROWS_MAX) return false;
-        if (p.prefill_rows_min < 1 || p.prefill_rows_beside_decode < 1) return false;
+        if (p.step_percent < 100 || p.step_percent_max < p.step_percent) return false;
+        if (p.step_percent_max > STEP_PERCENT_MAX || p.prefill_rows_min < 1) return false;
+        if (p.short_prompt_weight < 0 || p.short_prompt_weight > limits::STEP_ROWS_MAX)
+            return false;
     }
     return true;
 }
@@ -90,6 +107,7 @@ struct Candidate {
     bool ends_prompt;     // rows_left reaches the end of the prompt, whose row needs its logits
     int32_t position;     // of the first row
     int32_t rows_left;    // prompt rows that may run now, >= 1
+    int32_t prompt_rows;  // that the prompt computes in all: those that no cache had
     int32_t waited_steps; // since its last row
     uint64_t arrival;
     uint64_t page_hash; // of the page it computes next; 0 if nobody can share it
@@ -111,6 +129,8 @@ struct Plan {
     int32_t logit_rows;
     int32_t prefill_rows;
     int32_t prefill_profiles; // bit per profile whose prompts got rows
+    int64_t decode_ps;        // cost of the step's decode rows alone; 0 without any
+    int64_t prefill_ps;       // what its prompt rows cost besides
     Entry entries[limits::SEQUENCES_MAX];
 };
 
@@ -128,6 +148,8 @@ struct Totals {
     int32_t decodes;
     int32_t prompts;
     int32_t prompt_rows; // capped at STEP_ROWS_MAX
+    int32_t short_prompts;
+    int32_t prompts_weight; // decode rows that the short prompts outweigh together
 };
 
 SUBLIMATE_HD constexpr int32_t smaller(int32_t a, int32_t b) {
@@ -137,7 +159,7 @@ SUBLIMATE_HD constexpr int32_t larger(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
-SUBLIMATE_HD inline Totals count_candidates(const ScheduleView& view) {
+SUBLIMATE_HD inline Totals count_candidates(const ScheduleView& view, const Policy& policy) {
     Totals totals = {};
     for (int32_t i = 0; i < view.count; i++) {
         const Candidate& c = view.candidates[i];
@@ -151,6 +173,9 @@ SUBLIMATE_HD inline Totals count_candidates(const ScheduleView& view) {
             totals.prompt_rows =
                 smaller(limits::STEP_ROWS_MAX,
                         totals.prompt_rows + smaller(c.rows_left, limits::STEP_ROWS_MAX));
+            if (c.prompt_rows > SHORT_PROMPT_ROWS) continue;
+            totals.short_prompts++;
+            totals.prompts_weight += policy.profiles[c.profile].short_prompt_weight;
         }
     }
     return totals;
@@ -158,31 +183,46 @@ SUBLIMATE_HD inline Totals count_candidates(const ScheduleView& view) {
 
 struct Budget {
     int32_t rows;         // of the step
-    int32_t prefill_cap;  // prompt rows at most
     int32_t prefill_kept; // prompt rows that decode rows must leave free
 };
 
 SUBLIMATE_HD inline Budget row_budget(const Totals& totals, const Policy& policy) {
-    Budget budget = {1, limits::STEP_ROWS_MAX, 0};
-    int32_t kept = 0;
+    Budget budget = {2, 0};
+    int32_t kept = 1;
     for (int32_t p = 0; p < PROFILES; p++) {
         const ProfilePolicy& own = policy.profiles[p];
         if (totals.decode[p] + totals.prefill[p] > 0)
             budget.rows = larger(budget.rows, own.step_rows_max);
-        if (totals.decode[p] > 0)
-            budget.prefill_cap = smaller(budget.prefill_cap, own.prefill_rows_beside_decode);
         if (totals.prefill[p] > 0) kept = larger(kept, own.prefill_rows_min);
     }
-    if (totals.decode[0] > 0) budget.rows = smaller(budget.rows, policy.profiles[0].step_rows_max);
-    budget.rows = smaller(larger(budget.rows, 2), limits::STEP_ROWS_MAX);
+    if (totals.decode[0] > 0)
+        budget.rows = smaller(budget.rows, larger(policy.profiles[0].step_rows_max, 2));
+    budget.rows = smaller(budget.rows, limits::STEP_ROWS_MAX);
     if (totals.prompts > 0 && !fault(Fault::starve_prefill)) {
-        int32_t half = budget.rows / 2;
-        budget.prefill_cap = larger(budget.prefill_cap, 1);
-        budget.prefill_kept = smaller(smaller(larger(kept, 1), budget.prefill_cap),
-                                      totals.decodes > 0 ? half : budget.rows);
-        budget.prefill_kept = smaller(budget.prefill_kept, totals.prompt_rows);
+        int32_t most = totals.decodes > 0 ? budget.rows / 2 : budget.rows;
+        budget.prefill_kept = smaller(smaller(kept, most), totals.prompt_rows);
     }
     return budget;
+}
+
+constexpr int64_t NO_TIME_LIMIT_PS = INT64_MAX;
+
+// What prompt rows may cost beside the planned decode rows.
+SUBLIMATE_HD inline int64_t prefill_budget_ps(const ScheduleView& view, const Policy& policy,
+                                              const StepCost& cost, const Totals& totals,
+                                              const Plan& plan) {
+    if (plan.rows == 0) return NO_TIME_LIMIT_PS;
+    int32_t percent = STEP_PERCENT_MAX;
+    int32_t percent_max = STEP_PERCENT_MAX;
+    for (int32_t i = 0; i < plan.count; i++) {
+        int32_t profile = view.candidates[plan.entries[i].candidate].profile;
+        percent = smaller(percent, policy.profiles[profile].step_percent);
+        percent_max = smaller(percent_max, policy.profiles[profile].step_percent_max);
+    }
+    int64_t more = percent - 100;
+    if (totals.prompts_weight > plan.rows) more = more * totals.prompts_weight / plan.rows;
+    if (more > percent_max - 100) more = percent_max - 100;
+    return plan.decode_ps / 100 * more - cost.prompt_step_ps;
 }
 
 SUBLIMATE_HD inline bool decodes_before(const Candidate& a, const Candidate& b,
@@ -202,7 +242,8 @@ SUBLIMATE_HD inline void add_entry(Plan& plan, int32_t candidate, int32_t rows, 
 }
 
 SUBLIMATE_HD inline void plan_decodes(const ScheduleView& view, const Policy& policy,
-                                      const Totals& totals, int32_t room, Plan& plan) {
+                                      const StepCost& cost, const Totals& totals, int32_t room,
+                                      Plan& plan) {
     int16_t order[limits::SEQUENCES_MAX];
     int32_t count = 0;
     for (int32_t i = 0; i < view.count; i++) {
@@ -217,21 +258,41 @@ SUBLIMATE_HD inline void plan_decodes(const ScheduleView& view, const Policy& po
     for (int32_t i = 0; i < count && plan.rows < room; i++) {
         int32_t profile = view.candidates[order[i]].profile;
         const ProfilePolicy& own = policy.profiles[profile];
-        int32_t cap = totals.prompts > 0 ? own.decode_rows_beside_prefill : own.decode_rows_max;
+        int32_t cap =
+            totals.short_prompts > 0 ? own.decode_rows_beside_short_prompt : own.decode_rows_max;
         if (taken[profile] >= larger(cap, 1)) continue;
         if (fault(Fault::starve_decode) && totals.prompts > 0) continue;
         taken[profile]++;
         add_entry(plan, order[i], 1, 1);
+        if (plan.decode_ps == 0) plan.decode_ps = cost.step_ps;
+        plan.decode_ps += decode_row_cost(cost, view.candidates[order[i]].position);
     }
 }
 
-// Rows of one prompt: as many as fit; a chunk that does not end the prompt ends at a page border if
-// it can, so that the page is published at once.
-SUBLIMATE_HD inline int32_t chunk_rows(const Candidate& c, int32_t room) {
-    int32_t rows = smaller(c.rows_left, room);
+constexpr int32_t ROW_BLOCK = 4; // rows that the kernels compute together
+
+// The end of a chunk that does not end the prompt: a page border, so that the page is published at
+// once, if that costs the chunk no more than a third of its rows; else whole blocks of rows.
+SUBLIMATE_HD inline int32_t rounded_rows(const Candidate& c, int32_t rows) {
     if (rows == c.rows_left) return rows;
-    int32_t over = (c.position + rows) % limits::PAGE_TOKENS;
-    return over < rows ? rows - over : rows;
+    int32_t to_border = rows - (c.position + rows) % limits::PAGE_TOKENS;
+    if (3 * to_border >= 2 * rows) return to_border;
+    return rows > ROW_BLOCK ? rows - rows % ROW_BLOCK : rows;
+}
+
+// What the prompts of a step may still use.
+struct Room {
+    int32_t rows;
+    int32_t rows_min; // of the first prompt in the step, whatever they cost
+    int64_t time_ps;
+};
+
+SUBLIMATE_HD inline int32_t chunk_rows(const Candidate& c, const StepCost& cost, const Room& room,
+                                       int32_t rows_max) {
+    int32_t most = smaller(smaller(c.rows_left, room.rows), rows_max);
+    int32_t rows = prompt_rows_within(cost, c.position, most, room.time_ps);
+    rows = larger(rows, smaller(most, room.rows_min));
+    return rows < 1 ? 0 : rounded_rows(c, rows);
 }
 
 SUBLIMATE_HD inline bool same_page_planned(const ScheduleView& view, const Plan& plan,
@@ -243,11 +304,12 @@ SUBLIMATE_HD inline bool same_page_planned(const ScheduleView& view, const Plan&
     return false;
 }
 
-// Prompts of one profile, in order of arrival. room: prompt rows that this profile may use.
-SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, int32_t profile, int32_t room,
-                                      int32_t prompts_max, int32_t logits_max, Plan& plan) {
+// Prompts of one profile, in order of arrival, into the room that is left.
+SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, const StepCost& cost,
+                                      int32_t profile, int32_t prompts_max, Room& room,
+                                      Plan& plan) {
     uint64_t after = 0; // arrivals are >= 1
-    for (int32_t prompts = 0; prompts < prompts_max && room > 0;) {
+    for (int32_t prompts = 0; prompts < prompts_max && room.rows > 0;) {
         int32_t next = -1;
         for (int32_t i = 0; i < view.count; i++) {
             const Candidate& c = view.candidates[i];
@@ -258,27 +320,34 @@ SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, int32_t profile,
         const Candidate& c = view.candidates[next];
         after = c.arrival;
         if (same_page_planned(view, plan, c.page_hash)) continue;
-        int32_t logits_left = logits_max - plan.logit_rows;
-        int32_t rows = chunk_rows(c, c.score ? smaller(room, logits_left) : room);
+        int32_t logits_left = limits::LOGIT_ROWS_MAX - plan.logit_rows;
+        int32_t rows = chunk_rows(c, cost, room, c.score ? logits_left : room.rows);
         bool ends = c.ends_prompt && rows == c.rows_left;
         if (rows < 1 || (ends && logits_left < 1)) continue;
         add_entry(plan, next, rows, c.score ? rows : (ends ? 1 : 0));
+        int64_t cost_ps = prompt_rows_cost(cost, c.position, rows);
+        plan.prefill_ps += cost_ps + (plan.prefill_rows == 0 ? cost.prompt_step_ps : 0);
         plan.prefill_rows += rows;
         plan.prefill_profiles |= 1 << profile;
-        room -= rows;
+        room.rows -= rows;
+        room.rows_min = 0;
+        if (room.time_ps != NO_TIME_LIMIT_PS) room.time_ps -= cost_ps;
         prompts++;
     }
 }
 
 } // namespace scheduling
 
-SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy, Plan& plan) {
+SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy,
+                                  const StepCost& cost, Plan& plan) {
     using namespace scheduling;
     CHECK(view.count >= 0 && view.count <= limits::SEQUENCES_MAX);
     plan.count = plan.rows = plan.logit_rows = plan.prefill_rows = plan.prefill_profiles = 0;
-    Totals totals = count_candidates(view);
+    plan.decode_ps = plan.prefill_ps = 0;
+    Totals totals = count_candidates(view, policy);
     Budget budget = row_budget(totals, policy);
-    plan_decodes(view, policy, totals, budget.rows - budget.prefill_kept, plan);
+    plan_decodes(view, policy, cost, totals, budget.rows - budget.prefill_kept, plan);
+    int64_t time_ps = prefill_budget_ps(view, policy, cost, totals, plan);
     bool tried[PROFILES] = {};
     for (int32_t round = 0; round < PROFILES; round++) {
         int32_t best = -1;
@@ -291,12 +360,11 @@ SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy
         if (best < 0) break;
         tried[best] = true;
         const ProfilePolicy& own = policy.profiles[best];
-        int32_t room = smaller(budget.prefill_cap - plan.prefill_rows, budget.rows - plan.rows);
-        room = smaller(room, own.step_rows_max);
-        if (totals.decodes > 0) room = smaller(room, larger(own.prefill_rows_beside_decode, 1));
-        if (fault(Fault::starve_prefill) && totals.decodes > 0) room = 0;
-        plan_prompts(view, best, room, larger(own.prompts_at_once, 1), limits::LOGIT_ROWS_MAX,
-                     plan);
+        int32_t least = plan.prefill_rows == 0 ? larger(own.prefill_rows_min, 1) : 0;
+        Room room = {smaller(budget.rows - plan.rows, own.step_rows_max), least, time_ps};
+        if (fault(Fault::starve_prefill) && totals.decodes > 0) room.rows = 0;
+        plan_prompts(view, cost, best, larger(own.prompts_at_once, 1), room, plan);
+        time_ps = room.time_ps;
     }
 }
 

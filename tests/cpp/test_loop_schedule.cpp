@@ -15,25 +15,24 @@ constexpr int32_t HIGH_THROUGHPUT = 1;
 constexpr int32_t LONG_CONTEXT = 2;
 
 Candidate decode_of(int32_t sequence, int32_t profile, int32_t waited = 0) {
-    return {
-        sequence, profile, true, false, false, 100, 1, waited, static_cast<uint64_t>(sequence + 1),
-        0};
+    return {sequence, profile, true, false,  false,
+            100,      1,       0,    waited, static_cast<uint64_t>(sequence + 1),
+            0};
 }
 
 Candidate prompt_of(int32_t sequence, int32_t profile, int32_t rows, int32_t position = 0) {
-    return {sequence, profile, false,
-            false,    true,    position,
-            rows,     0,       static_cast<uint64_t>(sequence + 1),
+    return {sequence, profile, false,           false, true,
+            position, rows,    position + rows, 0,     static_cast<uint64_t>(sequence + 1),
             0};
 }
 
 Plan plan_of(const std::vector<Candidate>& candidates, const Policy& policy = DEFAULT_POLICY,
-             std::vector<int32_t> waited = {0, 0, 0}) {
+             std::vector<int32_t> waited = {0, 0, 0}, const StepCost& cost = DEFAULT_STEP_COST) {
     ScheduleView view = {candidates.data(),
                          static_cast<int32_t>(candidates.size()),
                          {waited[0], waited[1], waited[2]}};
     Plan plan;
-    schedule(view, policy, plan);
+    schedule(view, policy, cost, plan);
     return plan;
 }
 
@@ -54,9 +53,11 @@ Policy random_policy(std::mt19937& random) {
     Policy policy = DEFAULT_POLICY;
     for (ProfilePolicy& p : policy.profiles) {
         p.decode_rows_max = between(1, 128);
-        p.decode_rows_beside_prefill = between(1, 128);
+        p.decode_rows_beside_short_prompt = between(1, 128);
         p.step_rows_max = between(1, limits::STEP_ROWS_MAX);
-        p.prefill_rows_beside_decode = between(0, 512);
+        p.step_percent = between(100, 1000);
+        p.step_percent_max = between(p.step_percent, STEP_PERCENT_MAX);
+        p.short_prompt_weight = between(0, 64);
         p.prefill_rows_min = between(0, 300);
         p.prompts_at_once = between(0, 8);
         p.priority = between(0, 4);
@@ -163,24 +164,124 @@ TEST(low_latency_serves_prompts_one_at_a_time_in_order) {
     EXPECT_EQ(plan.count, 1);
 }
 
-TEST(high_throughput_fills_a_step_with_many) {
+TEST(high_throughput_fills_a_step_when_prompts_crowd) {
     std::vector<Candidate> all;
-    for (int32_t i = 0; i < 64; i++) all.push_back(decode_of(i, HIGH_THROUGHPUT));
-    for (int32_t i = 64; i < 70; i++) all.push_back(prompt_of(i, HIGH_THROUGHPUT, 100));
+    for (int32_t i = 0; i < 8; i++) all.push_back(decode_of(i, HIGH_THROUGHPUT));
+    for (int32_t i = 8; i < 32; i++) all.push_back(prompt_of(i, HIGH_THROUGHPUT, 100));
     Plan plan = plan_of(all);
-    EXPECT_EQ(decode_rows(plan), 64);
-    EXPECT(plan.prefill_rows > 400);
+    EXPECT_EQ(decode_rows(plan), 8);
+    EXPECT(plan.prefill_rows > 500);
 }
 
-TEST(long_context_keeps_chunks_small_beside_decode_rows) {
+double step_ratio(const Plan& plan) {
+    return static_cast<double>(plan.decode_ps + plan.prefill_ps) /
+           static_cast<double>(plan.decode_ps);
+}
+
+// One prompt of `rows` beside `streams` decode rows, until it is computed: the longest step over
+// its decode rows' time, and the share of all time that went into the prompt.
+struct Beside {
+    double ratio_max, share;
+    int32_t steps, rows_min;
+};
+Beside run_beside(int32_t profile, int32_t streams, int32_t rows, const StepCost& cost) {
+    std::vector<Candidate> all;
+    for (int32_t i = 0; i < streams; i++) all.push_back(decode_of(i, profile));
+    all.push_back(prompt_of(streams, profile, rows));
+    Beside seen = {0.0, 0.0, 0, rows};
+    int64_t whole = 0;
+    int64_t prefill = 0;
+    for (Candidate& prompt = all.back(); prompt.rows_left > 0; seen.steps++) {
+        Plan plan = plan_of(all, DEFAULT_POLICY, {0, 0, 0}, cost);
+        EXPECT_EQ(decode_rows(plan), streams);
+        if (plan.prefill_rows > DEFAULT_POLICY.profiles[profile].prefill_rows_min)
+            seen.ratio_max = std::max(seen.ratio_max, step_ratio(plan));
+        if (plan.prefill_rows < prompt.rows_left)
+            seen.rows_min = std::min(seen.rows_min, plan.prefill_rows);
+        whole += plan.decode_ps + plan.prefill_ps;
+        prefill += plan.prefill_ps;
+        prompt.position += plan.prefill_rows;
+        prompt.rows_left -= plan.prefill_rows;
+    }
+    seen.share = static_cast<double>(prefill) / static_cast<double>(whole);
+    return seen;
+}
+
+TEST(a_long_prompt_keeps_its_share_and_no_step_takes_longer_than_the_policy_says) {
+    StepCost shallow = DEFAULT_STEP_COST;
+    shallow.prompt_row_ps /= 4; // tiles: cheap rows, dear first ones
+    shallow.prompt_step_ps *= 2;
+    for (const StepCost& cost : {DEFAULT_STEP_COST, shallow}) {
+        for (int32_t profile : {LOW_LATENCY, HIGH_THROUGHPUT, LONG_CONTEXT}) {
+            double percent = DEFAULT_POLICY.profiles[profile].step_percent;
+            Beside seen = run_beside(profile, 16, 2000, cost);
+            EXPECT(seen.ratio_max <= percent / 100 + 0.001);
+            EXPECT(seen.share >= 0.8 * (1 - 100 / percent));
+            EXPECT(seen.rows_min >= DEFAULT_POLICY.profiles[profile].prefill_rows_min);
+        }
+    }
+}
+
+TEST(chunks_shrink_with_depth_but_a_prompt_always_moves) {
+    std::vector<Candidate> all = {decode_of(0, HIGH_THROUGHPUT),
+                                  prompt_of(1, HIGH_THROUGHPUT, 30000)};
+    for (int32_t i = 2; i < 17; i++) all.push_back(decode_of(i, HIGH_THROUGHPUT));
+    int32_t before = limits::STEP_ROWS_MAX;
+    for (int32_t position : {0, 1024, 4096, 16384, 100000}) {
+        all[1].position = position;
+        int32_t rows = plan_of(all).prefill_rows;
+        EXPECT(rows <= before && rows >= 1);
+        EXPECT(position > 0 || rows >= limits::PAGE_TOKENS);
+        before = rows;
+    }
+    EXPECT_EQ(before, DEFAULT_POLICY.profiles[HIGH_THROUGHPUT].prefill_rows_min);
+}
+
+// What a step with prompt rows may take, for any view and policy: the budget, or the smallest
+// chunk.
+TEST(the_time_budget_holds_where_a_smaller_chunk_exists) {
+    std::mt19937 random(12);
+    for (int32_t round = 0; round < 20000; round++) {
+        Policy policy = random_policy(random);
+        for (ProfilePolicy& p : policy.profiles) p.short_prompt_weight = 0;
+        std::vector<Candidate> all = random_candidates(random);
+        Plan plan = plan_of(all, policy);
+        if (plan.decode_ps == 0 || plan.prefill_rows == 0) continue;
+        int32_t percent = STEP_PERCENT_MAX;
+        int32_t least = 1;
+        for (int32_t i = 0; i < plan.count; i++) {
+            const Candidate& c = all[static_cast<size_t>(plan.entries[i].candidate)];
+            if (c.decode) percent = std::min(percent, policy.profiles[c.profile].step_percent);
+            if (!c.decode) least = std::max(least, policy.profiles[c.profile].prefill_rows_min);
+        }
+        EXPECT(plan.prefill_rows <= least || step_ratio(plan) <= percent / 100.0 + 0.001);
+    }
+}
+
+TEST(long_context_keeps_steps_short_beside_decode_rows) {
     Plan beside = plan_of({decode_of(0, LONG_CONTEXT), prompt_of(1, LONG_CONTEXT, 20000)});
-    EXPECT_EQ(beside.prefill_rows,
-              DEFAULT_POLICY.profiles[LONG_CONTEXT].prefill_rows_beside_decode);
+    EXPECT_EQ(beside.prefill_rows, DEFAULT_POLICY.profiles[LONG_CONTEXT].prefill_rows_min);
     Plan alone = plan_of({prompt_of(1, LONG_CONTEXT, 20000)});
     EXPECT_EQ(alone.prefill_rows, DEFAULT_POLICY.profiles[LONG_CONTEXT].step_rows_max);
-    // A long-context row also keeps the prompts of others small.
-    Plan mixed = plan_of({decode_of(0, LONG_CONTEXT), prompt_of(1, HIGH_THROUGHPUT, 20000)});
-    EXPECT_EQ(mixed.prefill_rows, beside.prefill_rows);
+    // A long-context row also keeps the prompts of others small, however many they are.
+    std::vector<Candidate> mixed = {decode_of(0, LONG_CONTEXT)};
+    for (int32_t i = 1; i < 40; i++) mixed.push_back(prompt_of(i, HIGH_THROUGHPUT, 100));
+    EXPECT(plan_of(mixed).prefill_rows <=
+           DEFAULT_POLICY.profiles[HIGH_THROUGHPUT].prefill_rows_min);
+}
+
+TEST(a_short_prompt_runs_at_once_in_low_latency) {
+    std::vector<Candidate> all = {prompt_of(0, LOW_LATENCY, 140)};
+    for (int32_t i = 1; i < 17; i++) all.push_back(decode_of(i, LOW_LATENCY));
+    Plan plan = plan_of(all);
+    EXPECT_EQ(rows_of(plan, 0), 140);
+    EXPECT_EQ(decode_rows(plan),
+              DEFAULT_POLICY.profiles[LOW_LATENCY].decode_rows_beside_short_prompt);
+    // The same rows at the end of a long prompt are no short prompt.
+    all[0] = prompt_of(0, LOW_LATENCY, 140, 1860);
+    plan = plan_of(all);
+    EXPECT_EQ(decode_rows(plan), 16);
+    EXPECT(rows_of(plan, 0) < 32);
 }
 
 TEST(a_low_latency_row_bounds_the_step_of_all) {
@@ -210,8 +311,10 @@ TEST(a_decode_limit_means_in_turn) {
 }
 
 TEST(chunks_end_at_page_borders) {
-    Plan plan = plan_of({decode_of(0, HIGH_THROUGHPUT), prompt_of(1, HIGH_THROUGHPUT, 5000, 10)});
-    EXPECT_EQ((10 + plan.prefill_rows) % limits::PAGE_TOKENS, 0);
+    std::vector<Candidate> all = {prompt_of(0, HIGH_THROUGHPUT, 5000, 4)};
+    for (int32_t i = 1; i < 17; i++) all.push_back(decode_of(i, HIGH_THROUGHPUT));
+    EXPECT_EQ((4 + plan_of(all).prefill_rows) % limits::PAGE_TOKENS, 0);
+    EXPECT(plan_of(all).prefill_rows >= 20);
 }
 
 TEST(of_equal_pages_one_is_computed) {

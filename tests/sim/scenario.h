@@ -51,14 +51,29 @@ inline Policy draw_policy(Random& random) {
     if (random.chance(30)) return policy;
     for (ProfilePolicy& p : policy.profiles) {
         p.decode_rows_max = random.between(1, 16);
-        p.decode_rows_beside_prefill = random.between(1, p.decode_rows_max);
+        p.decode_rows_beside_short_prompt = random.between(1, p.decode_rows_max);
         p.step_rows_max = random.between(2, 96);
-        p.prefill_rows_beside_decode = random.between(1, 64);
+        p.step_percent = random.between(100, 600);
+        p.step_percent_max = p.step_percent + (random.chance(50) ? random.between(0, 2000) : 0);
+        p.short_prompt_weight = random.chance(50) ? random.between(0, 64) : 0;
         p.prefill_rows_min = random.between(1, 32);
         p.prompts_at_once = random.between(1, 6);
         p.priority = random.between(0, 3);
     }
     return policy;
+}
+
+// Of machines that differ widely; nothing of it may matter to what is said, only to when.
+inline StepCost draw_cost(Random& random) {
+    StepCost cost = DEFAULT_STEP_COST;
+    if (random.chance(30)) return cost;
+    cost.step_ps = int64_t{random.between(0, 5000)} * 1'000'000;
+    cost.prompt_step_ps = random.chance(50) ? int64_t{random.between(0, 5000)} * 1'000'000 : 0;
+    cost.decode_row_ps = int64_t{random.between(1, 2000)} * 1'000'000;
+    cost.decode_position_ps = int64_t{random.between(0, 5000)} * 10'000;
+    cost.prompt_row_ps = int64_t{random.between(1, 2000)} * 1'000'000;
+    cost.prompt_position_ps = int64_t{random.between(0, 5000)} * 10'000;
+    return cost;
 }
 
 inline Scenario draw_scenario(uint64_t seed) {
@@ -80,6 +95,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.loop.share_generated = !s.traits.arithmetics_differ;
     s.loop.ring_full_deadline_ns = int64_t{random.between(1, 30)} * BLOCKED_TICK_MAX_NS;
     s.loop.policy = draw_policy(random);
+    s.loop.cost = draw_cost(random);
     s.traits.vocabulary = s.loop.vocabulary;
     s.traits.nan_period = random.chance(30) ? random.between(60, 600) : 0;
     s.edges = random.between(1, EDGES_SIMULATED);

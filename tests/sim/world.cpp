@@ -196,6 +196,26 @@ std::string World::check_turns() const {
     if (prompts > 0 && model_->prompt_segments == 0) return "prompts were left out";
     int32_t budget = scenario_.loop.policy.profiles[0].step_rows_max;
     if (low_latency && rows > (budget < 2 ? 2 : budget)) return "the low-latency budget broke";
+    return check_time_budget();
+}
+
+// Beside decode rows, prompts take no more time than the most tolerant reading of the policy allows
+// them, except for the rows that a prompt always gets.
+std::string World::check_time_budget() const {
+    const LoopState& state = loop_->state();
+    const Plan& plan = *state.plan;
+    const Policy& policy = scenario_.loop.policy;
+    int64_t percent_max = STEP_PERCENT_MAX;
+    int32_t rows_min = 1;
+    for (int32_t i = 0; i < plan.count; i++) {
+        const Candidate& c = state.candidates[plan.entries[i].candidate];
+        const ProfilePolicy& own = policy.profiles[c.profile];
+        if (c.decode && own.step_percent_max < percent_max) percent_max = own.step_percent_max;
+        if (!c.decode && own.prefill_rows_min > rows_min) rows_min = own.prefill_rows_min;
+    }
+    if (plan.decode_ps == 0 || plan.prefill_rows <= rows_min) return "";
+    if (plan.prefill_ps > plan.decode_ps / 100 * (percent_max - 100))
+        return "prompts took more time than decode rows give them";
     return "";
 }
 

@@ -60,6 +60,7 @@ private:
     std::string check_after_iteration();
     std::string check_cancels() const;
     std::string check_turns() const;
+    std::string check_time_budget() const;
     std::string check_progress();
     std::string check_lost();
     std::string read_edges(bool all);
