@@ -22,6 +22,7 @@ class WarmUpStep {
 public:
     WarmUpStep(int32_t decode_rows, int32_t decode_position, int32_t prompt_rows,
                int32_t prompt_position) {
+        CHECK(decode_position >= 0 && prompt_position >= 0 && decode_rows + prompt_rows >= 1);
         int32_t longest = std::max(decode_position + 1, prompt_position + prompt_rows);
         stride_ = pages_for(longest);
         for (int32_t i = 0; i < decode_rows; i++)
@@ -125,6 +126,7 @@ inline StepCost solve(const Times& t, int32_t chunk_position) {
 template <class Model>
 StepCost warm_up_model(Model& model, const LoopConfig& config) {
     using namespace warm_up;
+    CHECK(config.pages > 0 && sane_cost(config.cost));
     int32_t whole_pages = config.context_tokens / limits::PAGE_TOKENS * limits::PAGE_TOKENS;
     int32_t chunk_position = std::min(CHUNK_POSITION, whole_pages - LONG_ROWS);
     const WarmUpStep steps[] = {

@@ -36,6 +36,13 @@ constexpr StepCost DEFAULT_STEP_COST = {.step_ps = 2'500'000'000,
 // it was multiplied by a percentage.
 constexpr int64_t ROW_COST_PS_MAX = 10'000'000'000'000;
 constexpr int64_t POSITION_COST_PS_MAX = 1'000'000'000;
+constexpr int64_t COST_FACTOR_MAX = 100; // what a sum over a step may be multiplied by
+static_assert((ROW_COST_PS_MAX + POSITION_COST_PS_MAX * limits::CONTEXT_TOKENS_MAX) *
+                  limits::SEQUENCES_MAX <
+              INT64_MAX / COST_FACTOR_MAX);
+static_assert((ROW_COST_PS_MAX + POSITION_COST_PS_MAX * limits::CONTEXT_TOKENS_MAX) *
+                  limits::STEP_ROWS_MAX <
+              INT64_MAX / 10);
 
 SUBLIMATE_HD constexpr bool sane_cost(const StepCost& c) {
     const int64_t rows[] = {c.step_ps, c.prompt_step_ps, c.decode_row_ps, c.prompt_row_ps};

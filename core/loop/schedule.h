@@ -80,6 +80,7 @@ constexpr Policy DEFAULT_POLICY = {{
 }};
 
 constexpr int32_t STEP_PERCENT_MAX = 10000;
+static_assert(STEP_PERCENT_MAX / 100 <= COST_FACTOR_MAX, "a budget fits its integer");
 constexpr int32_t SHORT_PROMPT_ROWS = 256; // a prompt that computes so many rows in all is short
 constexpr int32_t AGEING_STEPS = 16;
 
@@ -222,6 +223,7 @@ SUBLIMATE_HD inline int64_t prefill_budget_ps(const ScheduleView& view, const Po
     int64_t more = percent - 100;
     if (totals.prompts_weight > plan.rows) more = more * totals.prompts_weight / plan.rows;
     if (more > percent_max - 100) more = percent_max - 100;
+    CHECK(more >= 0 && plan.decode_ps > 0);
     return plan.decode_ps / 100 * more - cost.prompt_step_ps;
 }
 
@@ -292,6 +294,7 @@ SUBLIMATE_HD inline int32_t chunk_rows(const Candidate& c, const StepCost& cost,
     int32_t most = smaller(smaller(c.rows_left, room.rows), rows_max);
     int32_t rows = prompt_rows_within(cost, c.position, most, room.time_ps);
     rows = larger(rows, smaller(most, room.rows_min));
+    CHECK(rows <= c.rows_left && rows <= room.rows);
     return rows < 1 ? 0 : rounded_rows(c, rows);
 }
 
@@ -366,6 +369,7 @@ SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy
         plan_prompts(view, cost, best, larger(own.prompts_at_once, 1), room, plan);
         time_ps = room.time_ps;
     }
+    CHECK(plan.rows <= budget.rows && plan.logit_rows <= limits::LOGIT_ROWS_MAX);
 }
 
 } // namespace sublimate

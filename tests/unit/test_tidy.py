@@ -280,7 +280,7 @@ TIME_WORDS = re.compile(
 )
 SIZE_WORDS = re.compile(r"(?:^|_)(size|capacity)(?:_|$)")
 TIME_UNITS = re.compile(
-    r"_(ns|us|ms|s|seconds|steps)(_per_\w+)?(_low|_high|_max|_min|_p\d+|_total)?_?$"
+    r"_(ps|ns|us|ms|s|seconds|steps)(_per_\w+)?(_low|_high|_max|_min|_p\d+|_total)?_?$"
 )
 SIZE_UNITS = re.compile(
     r"_(bytes|words|tokens|rows|pages|max|entries|count)(_low|_high|_max)?_?$|^capacity_?$"
