@@ -4,6 +4,7 @@ usage: python bench/versus --records FILE [--rounds 5] [--first-round 0]
          [--sections engine,served,interference]
          [--llama FOLDER] [--openvino PYTHON --openvino-model FOLDER ...]
          [--vllm PROGRAM --vllm-model FOLDER] [--file NAME=GGUF ...] [--wrap COMMAND]
+         [--json FILE] [--picture FILE]
 
 Every round gives each subject one turn per section, in an order that rotates. Records are appended
 to FILE, one JSON object a line, so that a run can be cut into pieces; table and picture are made
@@ -57,6 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--file", action="append", default=[], help="NAME=GGUF, section files")
     parser.add_argument("--limits", default=known("LIMITS"), help="program that prints limits")
     parser.add_argument("--wrap", default="")
+    parser.add_argument("--json", type=Path, help="the table for machines")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
     options.sections = options.sections.split(",") if options.sections else []
@@ -222,6 +224,8 @@ def main() -> None:
     for record in records:
         if record.error:
             print(f"round {record.round}, {record.section}, {record.subject}: {record.error}")
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(lines)))
     if options.picture:
         options.picture.write_text(draw(lines))
 

@@ -91,7 +91,7 @@ def _llama_bench(peers: Peers, model: str, prompts: tuple[int, ...], depth: int)
     return [
         *(f"{peers.llama}/llama-bench", "-m", model, "-t", str(peers.threads), "-fa", "on"),
         *("-p", sizes, "-n", "0" if prompts != (0,) else str(shapes.DECODE_TOKENS)),
-        *("-d", str(depth), "-r", "2", "-o", "json"),
+        *("-d", str(depth), "-r", "1", "-o", "json"),
     ]
 
 

@@ -260,13 +260,16 @@ def test_rounds_are_appended_and_summarised(tmp_path: Path) -> None:
     rows = '[{"n_prompt": 512, "n_gen": 0, "avg_ts": 7}, {"n_gen": 64, "avg_ts": 3}]'
     program(tmp_path, "llama-bench", rows)
     program(tmp_path, "llama-batched-bench", '{"pl": 32, "tg": 64, "speed_tg": 9, "t": 8}')
-    records, picture = tmp_path / "records", tmp_path / "picture.svg"
+    records, picture, table = (tmp_path / name for name in ("records", "p.svg", "table.json"))
     common = ["--records", str(records), "--model", "m", "--llama", str(tmp_path)]
     only = ["--sections", "engine", "--subjects", "llama.cpp", "--picture", str(picture)]
     assert versus(*common, *only, "--rounds", "2").returncode == 0
-    done = versus(*common, *only, "--rounds", "1", "--first-round", "2", "--wrap", "env")
+    later = ["--rounds", "1", "--first-round", "2", "--wrap", "env", "--json", str(table)]
+    done = versus(*common, *only, *later)
     assert "| engine | prefill, 512 tokens | llama.cpp | 7 tok/s (7 to 7) | 3 |" in done.stdout
     assert "not compared, no path given: openvino" in done.stderr
+    lines = {line["figure"]: line for line in msgspec.json.decode(table.read_bytes())}
+    assert lines["decode_1"]["median"] == 3 and lines["generate_32"]["rounds"] == 3
     rounds = [msgspec.json.decode(line)["round"] for line in records.read_bytes().splitlines()]
     assert rounds == [0, 1, 2] and picture.read_text().startswith("<svg")
 
