@@ -120,8 +120,6 @@ class Run:
                     output = self._measure(command, {"VERSUS_PIDS": str(server.session)})
                     found = subjects.read_figures(output)
                     figures |= {to: found[name] for name, to in names.items()}
-                    if names:
-                        figures["prompt_tokens"] = found["prompt_tokens"]
                 server.rest()
                 idle = server.idle_share
                 if "busy_tok_s" in figures:

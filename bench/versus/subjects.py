@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 LLAMA, VLLM = "llama.cpp", "vllm"
 SERVED_STREAMS, SERVED_PROMPT, SERVED_TOKENS = 32, 130, 64
 ALONE_PROMPT, ALONE_REQUESTS = 125, 5
+SERVED_NAMES = ("tok_s", "first_ms", "token_ms", "prompt_tokens")
 BUSY_STREAMS = 8
 READY_PATHS = {OURS: "/readyz", LLAMA: "/health", VLLM: "/health"}
 CONTEXT_PER_SLOT = 1024
@@ -193,7 +194,7 @@ def served_steps(
         steps = [({"tok_s": "alone_tok_s"}, ask(*many))]
         return [warm_up, *steps, ({"tok_s": "busy_tok_s"}, ask(*many, busy=busy))]
     alone = {"first_ms": "served_1_first_ms", "token_ms": "served_1_token_ms"}
-    many = {name: f"served_32_{name}" for name in ("tok_s", "first_ms", "token_ms")}
+    many = {name: f"served_32_{name}" for name in SERVED_NAMES}
     streams = SERVED_STREAMS
     steps = [
         warm_up,

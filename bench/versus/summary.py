@@ -44,6 +44,7 @@ FIGURES = {
     "served_32_tok_s": Kind("served, 32 streams", "tok/s"),
     "served_32_first_ms": Kind("the same, first token p50", "ms", higher_is_better=False),
     "served_32_token_ms": Kind("the same, per token p50", "ms", higher_is_better=False),
+    "served_32_prompt_tokens": Kind("the same, prompt and template", "tokens"),
     "served_1_first_ms": Kind("served, 1 stream, first token p50", "ms", higher_is_better=False),
     "served_1_token_ms": Kind("the same, per token p50", "ms", higher_is_better=False),
     "alone_tok_s": Kind("8 streams, quiet", "tok/s"),
