@@ -4,6 +4,7 @@ defines: Shape, rope_parameters, llama3_divisors, permuted, unpermuted, Checkpoi
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+from random_blocks import random_blocks
+
 TYPES = {
     "F32": gguf.GGMLQuantizationType.F32,
     "F16": gguf.GGMLQuantizationType.F16,
@@ -22,7 +26,16 @@ TYPES = {
     "Q8_0": gguf.GGMLQuantizationType.Q8_0,
     "Q4_0": gguf.GGMLQuantizationType.Q4_0,
     "Q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "Q5_0": gguf.GGMLQuantizationType.Q5_0,
+    "Q5_1": gguf.GGMLQuantizationType.Q5_1,
+    "Q4_K": gguf.GGMLQuantizationType.Q4_K,
+    "Q5_K": gguf.GGMLQuantizationType.Q5_K,
+    "Q6_K": gguf.GGMLQuantizationType.Q6_K,
 }
+# The package reads these but does not write them.
+RANDOM_BLOCKS = ("Q4_K", "Q5_K", "Q6_K")
+# As in files that mix types: tensors of another type than the checkpoint's.
+MIXED = {"Q4_K": ("Q6_K", ("attn_v", "ffn_down", "token_embd"))}
 CONTEXT = 256
 ORIGINAL_CONTEXT = 64
 FACTOR = 4.0
@@ -93,7 +106,7 @@ class Checkpoint:
     def __init__(self, path: Path, shape: Shape, kind: str, rope: str, seed: int) -> None:
         self.shape = shape
         self.random = np.random.default_rng(seed)
-        self.type = TYPES[kind]
+        self.kind = kind
         self.state: dict[str, torch.Tensor] = {}
         self.writer = gguf.GGUFWriter(path, "llama")
         self._keys(rope)
@@ -125,12 +138,21 @@ class Checkpoint:
         if rope == "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_divisors(shape.head_dim))
 
+    def _kind(self, name: str) -> str:
+        other, names = MIXED.get(self.kind, ("", ()))
+        return other if name.rpartition(".")[2] in names else self.kind
+
     def _matrix(self, name: str, target: str, rows: int, columns: int, heads: int = 0) -> None:
-        weights = self.random.standard_normal((rows, columns)).astype(np.float32)
-        weights /= math.sqrt(columns)
-        packed = quantize(permuted(weights, heads) if heads else weights, self.type)
-        self.writer.add_tensor(f"{name}.weight", packed, raw_dtype=self.type)
-        held = np.asarray(dequantize(packed, self.type), dtype=np.float32).reshape(rows, columns)
+        kind = self._kind(name)
+        if kind in RANDOM_BLOCKS:
+            packed = random_blocks(kind, rows, columns, 1.0 / math.sqrt(columns), self.random)
+        else:
+            weights = self.random.standard_normal((rows, columns)).astype(np.float32)
+            weights /= math.sqrt(columns)
+            packed = quantize(permuted(weights, heads) if heads else weights, TYPES[kind])
+        self.writer.add_tensor(f"{name}.weight", packed, raw_dtype=TYPES[kind])
+        held = np.asarray(dequantize(packed, TYPES[kind]), dtype=np.float32)
+        held = held.reshape(rows, columns)
         kept = unpermuted(held, heads) if heads else held
         self.state[f"{target}.weight"] = torch.from_numpy(kept.copy())
 

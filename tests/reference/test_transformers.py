@@ -18,7 +18,7 @@ pytestmark = pytest.mark.reference
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "gguf")):
     pytest.skip("torch and transformers are not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parent))
-from checkpoints import CONTEXT, TYPES, Checkpoint, Shape  # noqa: E402
+from checkpoints import CONTEXT, RANDOM_BLOCKS, TYPES, Checkpoint, Shape  # noqa: E402
 
 EXACT_BAR, DEFAULT_BAR = 1e-3, 2e-2
 LENGTH = 200  # beyond the original context of the stretched kinds
@@ -32,6 +32,7 @@ SHAPES = {
     "head 48": Shape(heads=2, kv_heads=2, head_dim=48, hidden=96),
     "head 80": Shape(heads=2, kv_heads=2, head_dim=80, hidden=160, feed_forward=416),
     "three layers": Shape(layers=3, vocabulary=1000, tied=True),
+    "whole blocks of 256": Shape(head_dim=64, hidden=256, feed_forward=512),
 }
 
 
@@ -65,7 +66,8 @@ def check(path: Path, shape: Shape, kind: str, rope: str, record: Any) -> None:
 def test_types_and_rotary_embeddings(
     tmp_path: Path, kind: str, rope: str, record_property: Any
 ) -> None:
-    check(tmp_path / "model.gguf", SHAPES["grouped"], kind, rope, record_property)
+    shape = SHAPES["whole blocks of 256" if kind in RANDOM_BLOCKS else "grouped"]
+    check(tmp_path / "model.gguf", shape, kind, rope, record_property)
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])
