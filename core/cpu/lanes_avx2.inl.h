@@ -110,6 +110,15 @@ INLINE Lanes load_int8(const std::byte* from) {
     }
     return r;
 }
+// Sums of 16 numbers each, four of them.
+INLINE void store_sums_of_16(int32_t* to, const int8_t* from) {
+    for (int32_t i = 0; i < 4; ++i) { // as unsigned numbers, 128 too large each
+        const __m128i bytes = _mm_xor_si128(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i), _mm_set1_epi8(-128));
+        const __m128i eights = _mm_sad_epu8(bytes, _mm_setzero_si128());
+        to[i] = _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
+    }
+}
 // The first 32 bytes, zero after them.
 INLINE LanesBits load_bits_half(const void* from) {
     LanesBits r = {};

@@ -76,6 +76,16 @@ INLINE Lanes load_int8(const std::byte* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
+// Sums of 16 numbers each, four of them.
+INLINE void store_sums_of_16(int32_t* to, const int8_t* from) {
+    // As unsigned numbers, 128 too large each.
+    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(from), _mm512_set1_epi8(-128));
+    const __m512i eights = _mm512_sad_epu8(bytes, _mm512_setzero_si512());
+    const __m512i sums = _mm512_add_epi64(eights, _mm512_shuffle_epi32(eights, _MM_PERM_BADC));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    const __m128i four = _mm512_castsi512_si128(_mm512_permutexvar_epi32(firsts, sums));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_sub_epi32(four, _mm_set1_epi32(16 * 128)));
+}
 // The first 32 bytes, zero after them.
 INLINE LanesBits load_bits_half(const void* from) {
     const __m256i half = _mm256_loadu_si256(static_cast<const __m256i*>(from));

@@ -149,6 +149,13 @@ INLINE Lanes load_int8(const std::byte* from) {
     for (int32_t i = 0; i < LANES; ++i) lanes[i] = static_cast<int8_t>(from[i]);
     return load(lanes);
 }
+// Sums of 16 numbers each, four of them.
+INLINE void store_sums_of_16(int32_t* to, const int8_t* from) {
+    for (int32_t i = 0; i < 4; ++i) {
+        to[i] = 0;
+        for (int32_t j = 0; j < LANES; ++j) to[i] += from[i * LANES + j];
+    }
+}
 // The first 32 bytes, zero after them.
 INLINE LanesBits load_bits_half(const void* from) {
     LanesBits r = {};

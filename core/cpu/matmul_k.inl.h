@@ -25,6 +25,10 @@ constexpr int32_t K_CHUNK_SUPERS = 3; // 34 KB of two decoded panels
 constexpr int32_t K_CHUNK_GROUPS = K_CHUNK_SUPERS * SUPER_GROUPS;
 constexpr int32_t K_SUPERS_AHEAD = 2; // fetched ahead of a direct read, in each panel
 
+// Rows of a block: a half's sums and what the other half gave need registers of their own.
+template <class Kind>
+constexpr int32_t K_ROWS = Kind::HALVES == 2 && Dot::ROWS > 4 ? 4 : Dot::ROWS;
+
 // ---- decoded ----------------------------------------------------------------------------------
 
 // A chunk of super-groups, decoded: nibbles to whatever Dot likes best, other weights to a byte
@@ -108,18 +112,17 @@ INLINE void prepare_super_rows(SuperRows<Kind, ROWS>& chunk, const Activations& 
         const int64_t at = (int64_t{row} + r) * groups + first_group;
         chunk.values[r] = x.values + at * GROUP_COLUMNS;
         chunk.scales[r] = x.scales + at;
-        const int32_t* sums = x.sums + at;
-        for (int32_t g = 0; g < count; ++g) {
-            if constexpr (Kind::HALVES == 1) {
-                chunk.scaled_sums[r][g] = chunk.scales[r][g] * static_cast<float>(sums[g]);
-            } else {
-                int32_t low = 0;
-                for (int32_t i = 0; i < GROUP_COLUMNS / 2; ++i) {
-                    low += chunk.values[r][g * GROUP_COLUMNS + i];
-                }
-                chunk.offsets[r][g][0] = -K6_OFFSET * low;
-                chunk.offsets[r][g][1] = -K6_OFFSET * (sums[g] - low);
+        if constexpr (Kind::HALVES == 1) {
+            for (int32_t g = 0; g < count; ++g) {
+                const auto sum = static_cast<float>(x.sums[at + g]);
+                chunk.scaled_sums[r][g] = chunk.scales[r][g] * sum;
             }
+        } else {
+            int32_t* offsets = chunk.offsets[r][0];
+            for (int32_t i = 0; i < 2 * count; i += 4) {
+                store_sums_of_16(offsets + i, chunk.values[r] + i * (GROUP_COLUMNS / 2));
+            }
+            for (int32_t i = 0; i < 2 * count; ++i) offsets[i] *= -K6_OFFSET;
         }
     }
 }
@@ -297,11 +300,11 @@ template <class Kind, int32_t PANELS>
 void direct_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end,
                          int32_t panel) {
     int32_t row = row_begin;
-    for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
-        direct_super_block<Kind, Dot::ROWS, PANELS>(call, row, panel);
+    for (; row + K_ROWS<Kind> <= row_end; row += K_ROWS<Kind>) {
+        direct_super_block<Kind, K_ROWS<Kind>, PANELS>(call, row, panel);
     }
     if (row < row_end) {
-        direct_super_rest<Kind, Dot::ROWS - 1, PANELS>(call, row, row_end - row, panel);
+        direct_super_rest<Kind, K_ROWS<Kind> - 1, PANELS>(call, row, row_end - row, panel);
     }
 }
 
@@ -349,7 +352,7 @@ void decoded_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row
                           int32_t panel) {
     DecodedSupers<Kind> panels[PANELS];
     const int32_t supers = call.matrix.columns / SUPER_COLUMNS;
-    const int32_t blocks = (row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS;
+    const int32_t blocks = (row_end - row_begin + K_ROWS<Kind> - 1) / K_ROWS<Kind>;
     constexpr int64_t LINES = Kind::LAYOUT.bytes / limits::CACHE_LINE_BYTES;
     PanelsAhead<PANELS> ahead;
     const int32_t visits = blocks * SUPER_GROUPS; // of a super-group's length
@@ -362,13 +365,13 @@ void decoded_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row
         }
         aim<Kind>(ahead, call, panel, first + count);
         int32_t row = row_begin;
-        for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
-            decoded_super_block<Kind, Dot::ROWS, PANELS>(call, panels, row, panel, first, count,
-                                                         ahead);
+        for (; row + K_ROWS<Kind> <= row_end; row += K_ROWS<Kind>) {
+            decoded_super_block<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, panel, first, count,
+                                                            ahead);
         }
         if (row < row_end) {
-            decoded_super_rest<Kind, Dot::ROWS, PANELS>(call, panels, row, row_end - row, panel,
-                                                        first, count, ahead);
+            decoded_super_rest<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, row_end - row, panel,
+                                                           first, count, ahead);
         }
     }
 }
