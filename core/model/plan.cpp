@@ -20,7 +20,8 @@ int32_t panels_per_item(const PackedMatrix& matrix, int32_t panels, int32_t rows
         static_cast<int32_t>(int64_t{panels} * blocks / (threads * ITEMS_PER_THREAD));
     int32_t cached = static_cast<int32_t>(ITEM_BYTES_MAX / matrix.panel_bytes);
     int32_t fitting = PlanTable::ITEM_FLOATS_MAX / (rows * PANEL_ROWS);
-    return std::max(1, std::min({balanced, cached, fitting}));
+    // Kernels run two panels side by side.
+    return std::max(2, std::min({balanced, cached, fitting}) / 2 * 2);
 }
 
 } // namespace
@@ -46,7 +47,7 @@ PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t 
         plan.attention_output =
             panels_per_item(layer.attention_output, layer.attention_output.panels,
                             2 * plan.rows_per_block, blocks, threads);
-        plan.gate_up = std::max(2, panels(layer.gate, layer.gate.panels) / 2 * 2);
+        plan.gate_up = panels(layer.gate, layer.gate.panels);
         plan.down = panels(layer.down, layer.down.panels);
         plan.head = panels(weights.head, weights.head.panels);
         CHECK(plan.gate_up * PANEL_ROWS * plan.rows_per_block <= ITEM_FLOATS_MAX);
