@@ -1,7 +1,8 @@
-"""Every weight of every type against the gguf package's own reading of the same random blocks.
+"""Every weight of every type against the gguf package's own reading of the same random blocks; and
+the files of random weights that are made to measure with.
 
-The model has layers of zeros and an identity for its head, so that its logits are the normalised
-embedding of each token: from the file's blocks in the exact mode, from packed panels in the other.
+The model of the first has layers of zeros and an identity for its head, so that its logits are the
+normalised embedding of each token: from the file's blocks in the exact mode, else from panels.
 """
 
 import sys
@@ -17,6 +18,7 @@ from sublimate import _core
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from random_blocks import BLOCKS, random_blocks
+from random_model import TYPES, Shape, write_model
 
 TOKENS, HIDDEN = 64, 512
 EPSILON = 1e-5
@@ -63,3 +65,31 @@ def test_every_weight_is_what_the_format_says(tmp_path: Path, kind: str, exact: 
         logits = model.logits(list(range(first, first + TOKENS)))
         wanted = rows / np.sqrt(mean + EPSILON)
         np.testing.assert_allclose(logits, wanted, rtol=3e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_files_of_random_weights_load_and_stay_finite(tmp_path: Path, kind: str) -> None:
+    tokenizer = gguf.GGUFWriter(tmp_path / "tokenizer.gguf", "llama")
+    tokenizer.add_tokenizer_model("gpt2")
+    tokenizer.add_token_list(["a", "b", "c"])
+    tokenizer.add_token_types([1, 1, 3])
+    tokenizer.add_token_merges(["a b"])
+    tokenizer.add_eos_token_id(2)
+    tokenizer.write_header_to_file()
+    tokenizer.write_kv_data_to_file()
+    tokenizer.write_tensors_to_file()
+    tokenizer.close()
+    shape = Shape(256, 8, 4, 2, 64, 512, 40, 128, 10000.0)
+    write_model(tmp_path / "model.gguf", shape, kind, tmp_path / "tokenizer.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == shape.vocabulary
+    held = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    if kind == "q4_k_m":
+        values = [held[f"blk.{i}.attn_v.weight"] for i in range(8)]
+        assert values == ["Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q6_K"]
+        assert held["token_embd.weight"] == "Q6_K" and held["blk.0.ffn_up.weight"] == "Q4_K"
+    else:
+        assert held["blk.3.ffn_down.weight"] == held["token_embd.weight"] == kind.upper()
+    model = _core.Model.load(str(tmp_path / "model.gguf"), kv_bytes=4 << 20, threads=1)
+    logits = model.logits(list(range(shape.vocabulary)))
+    assert np.isfinite(logits).all() and 0.05 < float(np.std(logits)) < 50
