@@ -138,6 +138,7 @@ struct PythonEvent {
     uint64_t last_record_ns;
     uint64_t polled_ns;
     uint64_t encoded_ns;
+    uint64_t first_sent_ns;
     const char* stop_reason;
     const char* refuse_reason;
     nb::object data;
@@ -197,6 +198,7 @@ PythonEvent python_event(const StreamEvent& event) {
             event.last_record_ns,
             event.polled_ns,
             event.encoded_ns,
+            event.first_sent_ns,
             stop_reason_name(event.reason),
             refuse_reason_name(event.refuse_reason),
             nb::bytes(event.data.data(), event.data.size()),
@@ -226,7 +228,8 @@ void bind_event(nb::module_& m) {
         .def_ro("first_token_ns", &PythonEvent::first_token_ns)
         .def_ro("last_record_ns", &PythonEvent::last_record_ns)
         .def_ro("polled_ns", &PythonEvent::polled_ns)
-        .def_ro("encoded_ns", &PythonEvent::encoded_ns);
+        .def_ro("encoded_ns", &PythonEvent::encoded_ns)
+        .def_ro("first_sent_ns", &PythonEvent::first_sent_ns);
 }
 
 // ---- EdgeClient --------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ struct EdgeClient::Stream {
     uint64_t submitted_ns = 0;
     uint64_t admitted_ns = 0;
     uint64_t first_token_ns = 0;
+    uint64_t first_sent_ns = 0;
     uint64_t last_record_ns = 0;
     uint64_t token_ns = 0; // of the last poll with tokens
     uint64_t sent_ns = 0;
@@ -143,6 +144,7 @@ StreamEvent EdgeClient::Stream::event() {
     event.submitted_ns = submitted_ns;
     event.admitted_ns = admitted_ns;
     event.first_token_ns = first_token_ns;
+    event.first_sent_ns = first_sent_ns;
     event.last_record_ns = last_record_ns;
     event.token_ids = token_ids;
     event.logprobs = logprobs;
@@ -228,6 +230,7 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
     stream.cached_tokens = stream.output_tokens = stream.bucket_rows = 0;
     stream.submitted_ns = now;
     stream.admitted_ns = stream.first_token_ns = stream.last_record_ns = 0;
+    stream.first_sent_ns = 0;
     stream.token_ns = stream.sent_ns = 0;
     stream.socket = -1;
     if (!submission_push(view_, slot)) {
@@ -296,6 +299,8 @@ bool EdgeClient::write_to_socket(Stream& stream, StreamEvent& event) {
     if (!event.data.empty()) return false;
     stream.socket = socket;
     stream.sent_ns = heard_ns_;
+    if (stream.output_tokens > 0 && stream.first_sent_ns == 0)
+        stream.first_sent_ns = monotonic_ns();
     return true;
 }
 

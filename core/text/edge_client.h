@@ -71,8 +71,10 @@ struct StreamEvent {
     uint64_t last_record_ns = 0; // of the latest row
     uint64_t polled_ns = 0;      // this poll met that row
     uint64_t encoded_ns = 0;     // data and text were ready
-    std::string_view data;       // sse: whole frames, or what of them a lent socket did not take
-    std::string_view text;       // text: everything, when finished
+    // The first bytes after the first token went to a lent socket; 0: not to one.
+    uint64_t first_sent_ns = 0;
+    std::string_view data; // sse: whole frames, or what of them a lent socket did not take
+    std::string_view text; // text: everything, when finished
     std::string_view stop_string;
     std::span<const int32_t> token_ids; // raw: of this poll, the stop token included
     std::span<const TokenLogprobs> logprobs;

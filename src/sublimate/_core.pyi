@@ -186,6 +186,8 @@ class StreamEvent:
     """The poll met that record."""
     encoded_ns: int
     """Data and text of this event were ready."""
+    first_sent_ns: int
+    """The first bytes after the first token went to a lent socket; 0: not to one."""
 
 class EdgeClient:
     """The edge's half of a region: slots, submission, cancel, and the text path. One thread

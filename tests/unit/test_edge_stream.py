@@ -48,7 +48,7 @@ class Event:
 
     key, cached_tokens, output_tokens = 1, 0, 3
     finished, stop_sequence, text = True, None, ""
-    admitted_ns = 0
+    admitted_ns = first_sent_ns = 0
 
     def __init__(self, reason: str, data: bytes, admitted: bool, refuse_reason: str = "") -> None:
         self.stop_reason, self.refuse_reason = reason, refuse_reason

@@ -20,7 +20,7 @@ from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
 from .metrics import Metrics
-from .timing import Timing
+from .timing import NS_PER_SECOND, Timing
 
 LOG = logging.getLogger("sublimate.edge")
 ENCODE = msgspec.json.Encoder().encode
@@ -83,8 +83,10 @@ class Answer:
             self.admitted_seconds = now_seconds
         is_first = self.output_tokens == 0 and event.output_tokens > 0
         if is_first:
-            self.first_token_seconds = now_seconds
-            self._metrics.first_token.observe(now_seconds - self.exchange.started_seconds)
+            # A lent socket may have had it long before this event.
+            self.first_token_seconds = event.first_sent_ns / NS_PER_SECOND or now_seconds
+            waited = self.first_token_seconds - self.exchange.started_seconds
+            self._metrics.first_token.observe(waited)
         self.output_tokens = event.output_tokens
         if event.finished:
             self._finished(event)

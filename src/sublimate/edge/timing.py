@@ -48,7 +48,7 @@ class Timing:
     def first_sent(self, event: _core.StreamEvent) -> None:
         """What the event had of the first token was written."""
         self._first_token_ns = event.first_token_ns
-        self._first_sent_ns = time.monotonic_ns()
+        self._first_sent_ns = event.first_sent_ns or time.monotonic_ns()
 
     def ended(self, event: _core.StreamEvent) -> None:
         """The last event was written. An answer that was never admitted has no stages."""
