@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -210,6 +211,8 @@ def main() -> None:
     for name in peers.missing:
         print(f"not compared, no path given: {name}", file=sys.stderr)
     first = options.first_round
+    # So that servers end with a run that is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     run = Run(options, peers)
     try:
         for number in range(first, first + options.rounds):
