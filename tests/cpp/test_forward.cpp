@@ -67,6 +67,17 @@ bool same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b) {
     return true;
 }
 
+// Rows of whole blocks of 256, types mixed within a layer.
+TinyLlama k_model(TensorType type) {
+    TinyLlama tiny;
+    tiny.hidden = 256;
+    tiny.feed_forward = 512;
+    tiny.head_dim = 64;
+    tiny.type = type;
+    tiny.value_type = type == TensorType::q4_k ? TensorType::q6_k : TensorType::q5_1;
+    return tiny;
+}
+
 // All that a change of shape, type or instruction set can touch.
 std::vector<TinyLlama> shapes() {
     std::vector<TinyLlama> all(8);
@@ -86,15 +97,8 @@ std::vector<TinyLlama> shapes() {
     all[7].type = TensorType::f16; // feed-forward columns that are no whole panels
     all[7].value_type = TensorType::f16;
     all[7].feed_forward = 88 + 5;
-    for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k}) {
-        TinyLlama tiny;
-        tiny.hidden = 256;
-        tiny.feed_forward = 512;
-        tiny.head_dim = 64;
-        tiny.type = type;
-        tiny.value_type = type == TensorType::q4_k ? TensorType::q6_k : TensorType::q5_1;
-        all.push_back(tiny);
-    }
+    for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
+        all.push_back(k_model(type));
     return all;
 }
 
@@ -151,11 +155,11 @@ TEST(chunks_do_not_change_bits) {
     }
 }
 
-TEST(company_does_not_change_bits) {
+void check_company(const TinyLlama& tiny) {
     constexpr int32_t SEQUENCES = 32;
     constexpr int32_t LENGTH = 40;
     for (Arithmetic arithmetic : {Arithmetic::prompt, Arithmetic::generated}) {
-        auto model = load({});
+        auto model = load(tiny);
         auto tokens = random_tokens(SEQUENCES, LENGTH);
         std::vector<std::vector<Logits>> alone;
         {
@@ -176,6 +180,12 @@ TEST(company_does_not_change_bits) {
                     alone[static_cast<size_t>(parts[i].sequence)][static_cast<size_t>(position)]));
         }
     }
+}
+
+TEST(company_does_not_change_bits) {
+    check_company({});
+    check_company(k_model(TensorType::q4_k));
+    check_company(k_model(TensorType::q6_k));
 }
 
 TEST(decoding_beside_a_prompt_does_not_change_bits) {
@@ -280,7 +290,7 @@ TEST(threads_do_not_change_bits) {
     }
 }
 
-TEST(instruction_sets_agree) {
+void check_instruction_sets(const TinyLlama& tiny) {
     auto tokens = random_tokens(1, 60);
     std::vector<Logits> wanted;
     for (const char* name : {"ref", "avx2", "avx512"}) { // portable's attention rounds otherwise
@@ -289,11 +299,17 @@ TEST(instruction_sets_agree) {
         if (!cpu::isa_runs(isa)) continue;
         LoadOptions options;
         options.isa = name;
-        auto model = load({}, options);
+        auto model = load(tiny, options);
         auto logits = Driver(*model, tokens).alone(0, 60);
         if (wanted.empty()) wanted = logits;
         EXPECT(same_bits(logits, wanted));
     }
+}
+
+TEST(instruction_sets_agree) {
+    check_instruction_sets({});
+    for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
+        check_instruction_sets(k_model(type));
 }
 
 TEST(steps_allocate_nothing) {
