@@ -310,3 +310,28 @@ async def test_no_stream_sees_another(shared: Served) -> None:
         assert answer.count(marker) == 20
         assert not any(other in answer for other in markers if other != marker)
     wait_until(shared.idle)
+
+
+# ---- conversations -------------------------------------------------------------------------------
+def test_the_next_turn_counts_as_if_it_were_the_first() -> None:
+    """Incremental tokenisation, by the same path for messages and for counting."""
+    turns = [{"role": "user", "content": "say hello, then é <|im_end|> 12"}]
+    with serve() as served, serve() as fresh:
+        for said in ("Hello there!", "again\n\n", "<|im_start|>"):
+            asked = body(messages=turns)
+            counted = served.client.post("/v1/messages/count_tokens", json=asked).json()
+            used = served.client.post("/v1/messages", json=asked).json()["usage"]
+            total = used["input_tokens"] + used["cache_read_input_tokens"]
+            anew = fresh.client.post("/v1/messages/count_tokens", json=asked).json()
+            fresh.server.model.conversations._pieces.clear()
+            assert counted["input_tokens"] == total == anew["input_tokens"]
+            turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "say x"}]
+
+
+def test_pieces_of_conversations_are_remembered_per_key() -> None:
+    with serve(settings=EdgeSettings(api_keys=("one", "two"))) as served:
+        for key in ("one", "two", "two"):
+            reply = served.client.post("/v1/messages", json=body(), headers={"x-api-key": key})
+            assert reply.status_code == 200
+        owners = [owner for owner, _ in served.server.model.conversations._pieces]
+        assert len(set(owners)) == 2 and owners.count(owners[0]) == len(owners) / 2

@@ -7,7 +7,7 @@ defines: create_message, count_tokens, choose_profile
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,11 +28,20 @@ if TYPE_CHECKING:
     from .app import EdgeServer
 
 
-async def create_message(server: EdgeServer, exchange: Exchange) -> None:
+def create_message(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Answer with a message, streamed or whole. Raises ApiError."""
     timing = Timing(exchange.started_seconds)
     engine = server.engine_or_refuse()
-    prompt = await prepared(server, exchange, engine.context_tokens)
+    return prepared(
+        server,
+        exchange,
+        engine.context_tokens,
+        lambda prompt: submit(server, exchange, prompt, timing),
+    )
+
+
+def submit(server: EdgeServer, exchange: Exchange, prompt: Prompt, timing: Timing) -> None:
+    """Hand a prepared request to the engine. Raises ApiError."""
     timing.prepared(*prompt.ends_ns)
     profile = choose_profile(prompt.request, server.settings)
     sampling = checked_sampling(server, prompt.request)
@@ -57,31 +66,47 @@ async def create_message(server: EdgeServer, exchange: Exchange) -> None:
     answer.begin(engine, ticket)
 
 
-async def count_tokens(server: EdgeServer, exchange: Exchange) -> None:
+def count_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """The prompt tokens of a request: same renderer and tokenizer, no engine. Raises ApiError."""
     context = _core.LIMITS["CONTEXT_TOKENS_MAX"] * limits.KIB  # counting has no context limit
-    prompt = await prepared(server, exchange, context)
+    return prepared(server, exchange, context, lambda prompt: send_count(exchange, prompt))
+
+
+def send_count(exchange: Exchange, prompt: Prompt) -> None:
     result: dict[str, Any] = {"input_tokens": len(prompt.ids)}
     if prompt.request.context_management is not None:
         result["context_management"] = {"original_input_tokens": len(prompt.ids)}
     exchange.send_json(200, msgspec.json.encode(result))
 
 
-async def prepared(server: EdgeServer, exchange: Exchange, context_tokens: int) -> Prompt:
-    """Body to token ids; a long one on a worker thread, so that no stream waits for it."""
+def prepared(
+    server: EdgeServer, exchange: Exchange, context_tokens: int, then: Callable[[Prompt], None]
+) -> Awaitable[None] | None:
+    """Body to token ids, and on with them: at once, or for a long body on a worker thread, so that
+    no stream waits for it. Raises ApiError."""
     request = exchange.request
     charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
     if charset not in ("", "utf-8", "utf8"):
         raise ApiError("charset")
     body, request.body = request.body, b""
-    messages_max = server.limits.messages_max
+    messages_max, owner = server.limits.messages_max, exchange.tenant_key
 
     def work() -> Prompt:
-        return prepare(body, server.model, messages_max=messages_max, context_tokens=context_tokens)
+        return prepare(
+            body,
+            server.model,
+            messages_max=messages_max,
+            context_tokens=context_tokens,
+            owner=owner,
+        )
 
-    if len(body) < limits.OFFLOAD_BYTES_MIN:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(server.workers, work)
+    async def elsewhere() -> None:
+        then(await server.loop.run_in_executor(server.workers, work))
+
+    if len(body) >= limits.OFFLOAD_BYTES_MIN:
+        return elsewhere()
+    then(work())
+    return None
 
 
 def checked_sampling(server: EdgeServer, request: MessagesRequest) -> Sampling:

@@ -33,8 +33,11 @@ class Prompt(msgspec.Struct, frozen=True):
     """When parse, template and tokenise ended, on the monotonic clock (see timing.py)."""
 
 
-def prepare(body: bytes, model: TextModel, *, messages_max: int, context_tokens: int) -> Prompt:
-    """Everything that can be done without the engine. Raises ApiError."""
+def prepare(
+    body: bytes, model: TextModel, *, messages_max: int, context_tokens: int, owner: bytes = b""
+) -> Prompt:
+    """Everything that can be done without the engine. `owner`: whose conversations this one may
+    continue. Raises ApiError."""
     check_json(body)
     request = decode_request(body)
     model_name = model.resolve(request.model)
@@ -54,7 +57,7 @@ def prepare(body: bytes, model: TextModel, *, messages_max: int, context_tokens:
         sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
         estimate = max(context_tokens + 1, len(sample) * length // SAMPLE_CHARACTERS)
         raise ApiError("prompt_too_long", tokens=estimate, maximum=context_tokens)
-    ids = np.array(tokenizer.encode_rendered(rendered.text, rendered.marker), dtype=np.int32)
+    ids = model.conversations.encode(rendered, owner)
     if len(ids) > context_tokens:
         raise ApiError("prompt_too_long", tokens=len(ids), maximum=context_tokens)
     return Prompt(request, model_name, ids, (parsed_ns, rendered_ns, time.monotonic_ns()))

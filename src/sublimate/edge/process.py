@@ -6,6 +6,7 @@ defines: main, EdgeProcess
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -62,6 +63,9 @@ class EdgeProcess:
         loop = asyncio.get_running_loop()
         self._control.setblocking(False)
         loop.add_reader(self._control.fileno(), self._follow, self._server)
+        # What is loaded stays: no collection need walk it, while streams wait.
+        gc.collect()
+        gc.freeze()
         self._tell(channel.EdgeReady(info={"template": str(model.template.report)}))
         try:
             await self._ended.wait()

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import ModelError
+from ..model.conversation import ConversationTokenizer
 from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
 from . import limits
@@ -24,7 +25,7 @@ ALWAYS = ("default", "sublimate")
 
 
 class TextModel:
-    """One loaded model, seen from the text side. Immutable."""
+    """One loaded model, seen from the text side. What it says of a text never changes."""
 
     def __init__(
         self, name: str, tokenizer: Tokenizer, template: ChatTemplate, display_name: str = ""
@@ -34,6 +35,7 @@ class TextModel:
         self.created_seconds = int(time.time())
         self.tokenizer = tokenizer
         self.template = template
+        self.conversations = ConversationTokenizer(tokenizer)
         self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
         self.listed = (name, VENDOR_PREFIX + name)
         self._names = {name, name.lower(), display_name, *self.listed, *ALWAYS}

@@ -130,6 +130,7 @@ class ChatTemplate:
         self._escape_pattern = _alternatives(self._special)
         self._openings = {text[:length] for text in self._special for length in range(1, len(text))}
         self._opening_characters_max = max(map(len, self._openings), default=0)
+        self._first_characters = {text[0] for text in self._special}
         self.report = self._probe(bool(source))
         self.fallbacks = 0
         """Conversations that the template refused in every form; the built-in one served them."""
@@ -199,7 +200,7 @@ class ChatTemplate:
 
     def _escape(self, text: str, marker: str) -> str:
         """The text with `marker` inside each control token, whole or begun at its end."""
-        if self._escape_pattern is None:
+        if self._escape_pattern is None or not any(c in text for c in self._first_characters):
             return text
         while self._escape_pattern.search(text):
             text = self._escape_pattern.sub(lambda m: m[0][0] + marker + m[0][1:], text)

@@ -6,13 +6,18 @@ library's tokenizer therefore knows no control token at all; `encode_rendered` s
 prompt at them itself. Text between two control tokens is tokenised whole, so that a prompt without
 forged control tokens gets the same ids as the usual whole-prompt encoding.
 
-defines: PRE_TOKENIZERS, tokenizer_from_metadata, Tokenizer
+The words of ASCII text are found here and looked up: merges never leave a word, so a word has the
+same ids wherever it stands. All else, and what is new, the library does.
+
+defines: PRE_TOKENIZERS, WordIds, Tokenizer, tokenizer_from_metadata
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -50,6 +55,18 @@ END_OF_TURN_TEXTS = (
     "</s>",
 )
 
+WORDS_MAX = 1 << 16
+"""Words whose ids are kept; then they are learnt anew."""
+WORD_CHARACTERS_MAX = 64
+"""Longer ones are not kept. With WORDS_MAX: some 16 MiB at most, usually 8."""
+WORD_TEXT_CHARACTERS_MAX = 1 << 14
+"""Longer text is the library's, which lets other threads run meanwhile."""
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Digits are cut out first, one by one, so space before one ends there.
+SMOLLM_PATTERN = GPT2_PATTERN.replace(r" ?\p{N}+", r"\p{N}").replace(
+    r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)"
+)
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,6 +78,8 @@ class PreTokenizer(msgspec.Struct, frozen=True):
     """How text is cut into words before the merges, and what else the family does."""
 
     build: Callable[[], Any]
+    pattern: str
+    """Words as a regular expression; over ASCII text it finds those that `build` does."""
     ignore_merges: bool = False
     nfc: bool = False
 
@@ -83,24 +102,78 @@ def _by_pattern(pattern: str) -> Callable[[], Any]:
     return build
 
 
-_LLAMA3 = PreTokenizer(_by_pattern(LLAMA3_PATTERN), ignore_merges=True)
+def ascii_words(pattern: str) -> re.Pattern[str]:
+    """The pattern for ASCII text, without the classes that only Unicode needs."""
+    pattern = pattern.replace(r"\p{L}\p{N}", "A-Za-z0-9")  # always inside a class
+    pattern = pattern.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
+    return re.compile(pattern, re.ASCII)
+
+
+_LLAMA3 = PreTokenizer(_by_pattern(LLAMA3_PATTERN), LLAMA3_PATTERN, ignore_merges=True)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "gpt-2": PreTokenizer(_gpt2),
-    "smollm": PreTokenizer(_smollm),
+    "gpt-2": PreTokenizer(_gpt2, GPT2_PATTERN),
+    "smollm": PreTokenizer(_smollm, SMOLLM_PATTERN),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "qwen2": PreTokenizer(_by_pattern(QWEN2_PATTERN), nfc=True),
+    "qwen2": PreTokenizer(_by_pattern(QWEN2_PATTERN), QWEN2_PATTERN, nfc=True),
 }
 
 
+# Between a visible ASCII character and a space that an ASCII letter follows. In every pattern a
+# match that holds a space begins with it, or with white space before it, of which there is none; no
+# pattern looks back, and only after white space does one look ahead. Nothing composes with a space.
+SAFE_CUT = re.compile("(?<=[!-~])(?= [A-Za-z])")
+
+
+class WordIds:
+    """Ids of text by its words. May be used from several threads: whoever loses a race learns a
+    word twice."""
+
+    def __init__(self, backend: Any, pattern: str) -> None:
+        self._backend = backend
+        self._find = ascii_words(pattern).findall
+        self._known: dict[str, bytes] = {}
+
+    def encode(self, text: str) -> bytes:
+        """int32 ids of a text."""
+        words = self._split(text)
+        known = self._known
+        try:
+            return b"".join(map(known.__getitem__, words))
+        except KeyError:
+            new = list({word: None for word in words if word not in known})
+        found = dict(zip(new, _encode_batch(self._backend, new), strict=True))
+        joined = b"".join([found[word] if word in found else known[word] for word in words])
+        if len(known) + len(found) > WORDS_MAX:
+            known = self._known = {}
+        known.update((word, ids) for word, ids in found.items() if len(word) <= WORD_CHARACTERS_MAX)
+        return joined
+
+    def _split(self, text: str) -> list[str]:
+        """Words; what is not ASCII stays whole from one safe cut to another."""
+        if text.isascii():
+            return self._find(text)
+        words: list[str] = []
+        for is_ascii, group in itertools.groupby(SAFE_CUT.split(text), str.isascii):
+            run = "".join(group)
+            words += self._find(run) if is_ascii else [run]
+        return words
+
+
+def _encode_batch(backend: Any, texts: list[str]) -> list[bytes]:
+    encodings = cast(list[Any], backend.encode_batch_fast(texts, add_special_tokens=False))
+    return [array("i", encoding.ids).tobytes() for encoding in encodings]
+
+
 class Tokenizer:
-    """Text to ids of one model. Immutable; may be used from several threads."""
+    """Text to ids of one model. May be used from several threads."""
 
     def __init__(
         self,
         backend: Any,
         *,
+        words: WordIds,
         token_bytes: Sequence[bytes],
         special: Mapping[str, int],
         stop_tokens: tuple[int, ...],
@@ -109,6 +182,7 @@ class Tokenizer:
         add_bos: bool,
     ) -> None:
         self._backend = backend
+        self._words = words
         self.token_bytes = list(token_bytes)
         """(vocabulary) byte string of each token; empty for those that yield no text."""
         self.special = dict(special)
@@ -136,11 +210,27 @@ class Tokenizer:
             return []
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def encode_pieces(self, pieces: list[str]) -> list[bytes]:
+        """The same for several texts, as int32 words."""
+        encoded = [
+            self._words.encode(piece) if len(piece) <= WORD_TEXT_CHARACTERS_MAX else None
+            for piece in pieces
+        ]
+        others = [piece for piece, ids in zip(pieces, encoded, strict=True) if ids is None]
+        rest = iter(_encode_batch(self._backend, others) if others else [])
+        return [next(rest) if ids is None else ids for ids in encoded]
+
+    def leading_bos(self, ids: bytes) -> bytes:
+        """What a prompt that begins with these ids has to have before them."""
+        bos = array("i", [self.bos_id]).tobytes()
+        return bos if self.add_bos and self.bos_id >= 0 and not ids.startswith(bos) else b""
+
     def encode_rendered(self, text: str, marker: str = "") -> list[int]:
         """Ids of a rendered prompt: control tokens where the template wrote them.
 
         `marker` is what the template's escape put into content that looks like a control token; it
-        is removed from everything between control tokens.
+        is removed from everything between control tokens. The library does all of it:
+        ConversationTokenizer is the fast way to the same ids.
         """
         pieces = self.special_pattern.split(text) if self.special_pattern else [text]
         plain = [piece.replace(marker, "") if marker else piece for piece in pieces[::2]]
@@ -188,6 +278,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     bos_id = _token_id(metadata, "bos", len(tokens))
     return Tokenizer(
         backend,
+        words=WordIds(backend, pre.pattern),
         token_bytes=_token_bytes(tokens, types),
         special=special,
         stop_tokens=_stop_tokens(metadata, special, eos_id, len(tokens)),
