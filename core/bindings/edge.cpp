@@ -10,6 +10,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <bit>
 #include <string>
 #include <vector>
@@ -113,9 +114,14 @@ void bind_vocabulary(nb::module_& m) {
 }
 
 // ---- Histogram ---------------------------------------------------------------------------------
+void make_histogram(Histogram* place, std::vector<double> edges) {
+    if (!std::is_sorted(edges.begin(), edges.end())) throw nb::value_error("edges ascend");
+    new (place) Histogram(std::move(edges));
+}
+
 void bind_histogram(nb::module_& m) {
     nb::class_<Histogram>(m, "Histogram")
-        .def(nb::init<std::vector<double>>(), "edges"_a)
+        .def("__init__", &make_histogram, "edges"_a)
         .def("observe", &Histogram::observe, "value"_a)
         .def_prop_ro("edges", [](const Histogram& histogram) { return histogram.edges(); })
         .def_prop_ro("counts", [](const Histogram& histogram) { return histogram.counts(); })

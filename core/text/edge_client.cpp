@@ -305,6 +305,7 @@ bool EdgeClient::write_to_socket(Stream& stream, StreamEvent& event) {
 }
 
 void EdgeClient::write_to_sockets(std::vector<StreamEvent>& events) {
+    CHECK_BECAUSE(speaking_.size() == events.size(), "an event went to another's socket");
     size_t kept = 0;
     for (size_t i = 0; i < events.size(); i++) {
         bool lent = speaking_[i]->socket >= 0 && !events[i].data.empty();

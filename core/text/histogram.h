@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "../check.h"
+
 namespace sublimate {
 
 // Observing costs a bisection and two additions: it happens once per stream and step.
@@ -16,7 +18,9 @@ class Histogram {
 public:
     // edges: ascending; bucket i holds values up to edges[i], the last one those beyond all.
     explicit Histogram(std::vector<double> edges)
-        : edges_(std::move(edges)), counts_(edges_.size() + 1) {}
+        : edges_(std::move(edges)), counts_(edges_.size() + 1) {
+        CHECK_BECAUSE(std::is_sorted(edges_.begin(), edges_.end()), "a bisection needs order");
+    }
 
     void observe(double value) {
         auto bucket = std::lower_bound(edges_.begin(), edges_.end(), value) - edges_.begin();

@@ -20,6 +20,7 @@ void empty_and_trim(std::string& buffer) {
 
 // RFC 9112 section 7.1: size in hex, CRLF, data, CRLF.
 void make_chunk(std::string& data) {
+    CHECK_BECAUSE(!data.empty(), "an empty chunk ends the body");
     constexpr int HEX_BASE = 16;
     char head[2 * sizeof(size_t) + 2];
     char* end = std::to_chars(head, head + sizeof head - 2, data.size(), HEX_BASE).ptr;

@@ -134,7 +134,8 @@ class Vocabulary:
 
 class Histogram:
     """Counts by bucket. Bucket i holds values up to edges[i], the last one those beyond all."""
-    def __init__(self, edges: Sequence[float]) -> None: ...
+    def __init__(self, edges: Sequence[float]) -> None:
+        """edges ascend. Raises ValueError."""
     def observe(self, value: float) -> None: ...
     @property
     def edges(self) -> list[float]: ...

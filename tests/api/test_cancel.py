@@ -1,5 +1,6 @@
 """A client that goes away: in the queue, in prefill, in decode, streaming or not."""
 
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,20 @@ def test_in_decode(stream: bool) -> None:
         assert served.region.stats()["cancelled_decode"] == 1
         assert served.region.stats()["generated_tokens"] < 1500, "of 3000 that it wanted"
         assert served.server.metrics.ends["client_gone"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_line_tells_the_tokens_of_who_left(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sublimate.request")
+    with serve(step_delay_us=2000) as served:
+        with served.connect() as sock:
+            sock.sendall(http_post(body("count", max_tokens=3000, stream=stream)))
+            wait_until(lambda: served.region.stats()["generated_tokens"] > 20)
+        settled(served)
+    (line,) = [r.fields for r in caplog.records if getattr(r, "fields", {}).get("end")]
+    assert line["end"] == "client_gone" and 10 < line["output_tokens"] < 3000
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -45,6 +45,15 @@ def test_the_event_loop_sees_few_of_many_tokens(monkeypatch: pytest.MonkeyPatch)
         assert sum(gaps.counts) > 200, "and all are counted"
 
 
+def test_the_first_token_is_seen_when_it_comes_and_not_at_the_end() -> None:
+    with serve(step_delay_us=5000) as served:
+        read_stream(served, "count", 60)
+        settled(served)
+        metrics = served.server.metrics
+        assert sum(metrics.first_token.counts) == 1 and metrics.first_token.sum < 0.15
+        assert metrics.decode.sum > 0.25 > metrics.prefill.sum
+
+
 def test_descriptors_of_those_who_leave_go_to_others_who_get_only_their_own() -> None:
     """Half of the clients leave in the middle, and new ones come at once on the same numbers."""
     failures: list[str] = []

@@ -249,10 +249,13 @@ def test_documents_stand_alone(shared: Served) -> None:
     for path in routes.TABLE:
         if path not in ("/", "/api/hello", "/ping", "/docs", "/openapi.json"):
             assert path in document["paths"], path
+    assert document["servers"] == [{"url": shared.url}]
     reply = shared.client.get("/docs")
+    assert f"curl {shared.url}/v1/messages" in reply.text
+    assert "room for after the prompt" in reply.text, "max_tokens has no upper bound"
     assert "default-src 'none'" in reply.headers["content-security-policy"]
     assert "<script" not in reply.text and "src=" not in reply.text
-    assert reply.text.count("http") == reply.text.count("http://127.0.0.1:8000")
+    assert reply.text.count("http") == reply.text.count(shared.url)
 
 
 # ---- metrics -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from harness import (
     unchunk,
     wait_until,
 )
+from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 
 POST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"
@@ -283,6 +284,34 @@ def test_pipelined_requests_are_answered_in_order(shared: Served) -> None:
     assert places == sorted(places) and places[0] > 0
 
 
+@pytest.mark.parametrize(
+    "behind", [b"garbage\r\n\r\n", http_post(body()) * 30], ids=["bad", "many"]
+)
+def test_answers_that_are_owed_come_before_the_refusal(behind: bytes) -> None:
+    with serve(step_delay_us=2000) as served, served.connect() as sock:
+        sock.sendall(http_post(body("say stop")) + http_post(body("say hello")) + behind)
+        received = b""
+        while more := sock.recv(65536):
+            received += more
+        assert received.index(b"A B STOP C") < received.index(b"Hello there")
+        *_, last = received.split(b"HTTP/1.1 ")
+        assert last.startswith(b"400 ") and b"connection: close" in last
+        assert received.count(b"HTTP/1.1 200") == (2 if behind.startswith(b"garbage") else 17)
+        assert served.server.metrics.responses["400"] == 1
+
+
+def test_nothing_behind_a_refusal_that_is_owed_is_begun() -> None:
+    with serve(step_delay_us=20_000) as served, served.connect() as sock:
+        sock.sendall(http_post(body("say hello")) + b"garbage\r\n\r\n")
+        wait_until(lambda: served.region.stats()["running"] == 1)
+        sock.sendall(http_post(body("say stop")))
+        received = b""
+        while more := sock.recv(65536):
+            received += more
+        assert b"Hello there" in received and b"A B STOP" not in received
+        assert served.region.stats()["accepted"] == 1
+
+
 def test_too_much_pipelined_is_cut() -> None:
     with serve(step_delay_us=20_000) as served, served.connect() as sock:
         sock.sendall(http_post(body("count", max_tokens=200)))
@@ -332,11 +361,30 @@ def test_the_connection_cap() -> None:
         socks = [served.connect() for _ in range(3)]
         assert all(exchange_bytes(sock, http_get("/livez")).status == 200 for sock in socks)
         refused(served, b"", 503)
+        for _ in range(20):
+            # What was sent before it was refused does not take the refusal away.
+            with served.connect() as sock:
+                sock.sendall(http_post(body()))
+                time.sleep(0.005)
+                sock.sendall(b"more")
+                assert read_reply(sock).status == 503
         for sock in socks:
             sock.close()
         wait_until(lambda: served.call(lambda: served.server.metrics.connections) == 0)
         assert served.message().status_code == 200
     assert 0 < HttpLimits().connection_cap() < 1 << 20
+
+
+def test_few_of_the_refused_may_stay() -> None:
+    with serve(limits=HttpLimits(connections_max=1)) as served:
+        socks = [served.connect() for _ in range(limits.REFUSED_CONNECTIONS_MAX + 9)]
+        assert exchange_bytes(socks[0], http_get("/livez")).status == 200
+        refusals = [read_reply(sock).status for sock in socks[1:]]
+        assert set(refusals) == {503}, "those that sent nothing read it in any case"
+        wait_until(lambda: 0 < len(served.server._refused) <= limits.REFUSED_CONNECTIONS_MAX)
+        for sock in socks:
+            sock.close()
+        wait_until(lambda: not served.server._refused)
 
 
 # ---- slow readers --------------------------------------------------------------------------------

@@ -136,6 +136,9 @@ class Transport:
     def set_write_buffer_limits(self, high: int) -> None:
         del high
 
+    def get_extra_info(self, name: str) -> None:
+        del name
+
 
 class Application:
     """Answers every complete request with its route."""

@@ -116,11 +116,20 @@ def test_config_show_tells_sources_and_hides_secrets() -> None:
     result = run("config", "show", "--json", SUBLIMATE_API_KEYS="topsecret", SUBLIMATE_PORT="81")
     assert "topsecret" not in result.stdout
     rows = {row["name"]: row for row in msgspec.json.decode(result.stdout)}
-    assert set(rows) == set(FIELDS)
+    assert set(rows) == {name for name, field in FIELDS.items() if not field.hidden}
     assert rows["port"]["value"] == 81
     assert rows["port"]["source"] == "environment SUBLIMATE_PORT"
     assert rows["api_keys"]["value"] == "1 set"
     assert "SUBLIMATE_PORT" in run("config", "show").stdout
+
+
+def test_config_show_tells_what_the_help_tells_and_what_is_set() -> None:
+    (hidden,) = [field for field in FIELDS.values() if field.hidden]
+    assert hidden.flag not in run("serve", "--help").stdout
+    assert hidden.name not in run("config", "show").stdout
+    result = run("config", "show", "--json", **{hidden.environment: "answers.json"})
+    rows = {row["name"]: row["value"] for row in msgspec.json.decode(result.stdout)}
+    assert rows[hidden.name] == "answers.json"
 
 
 def test_a_mistyped_variable_is_noted() -> None:

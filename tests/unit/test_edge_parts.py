@@ -59,6 +59,8 @@ def test_histograms_count_like_a_sorted_list(values: list[float]) -> None:
         assert found == [sum(value <= edge for value in values)]
     total = next(s.value for s in samples if s.name.endswith("_sum"))
     assert total == pytest.approx(sum(values))
+    with pytest.raises(ValueError, match="ascend"):
+        _core.Histogram((1.0, 0.1))
 
 
 def test_identifiers() -> None:

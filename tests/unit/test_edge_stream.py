@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sublimate.edge.errors import TABLE, ApiError, error_event
-from sublimate.edge.exchange import Exchange
+from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.metrics import Metrics
 from sublimate.edge.stream import Answer, StreamedAnswer
 from sublimate.edge.timing import Timing
@@ -99,3 +99,39 @@ def test_an_answer_whose_error_cannot_be_written_ends_too() -> None:
     assert ended == [answer]
     answer.broken()
     assert ended == [answer], "once"
+
+
+class Connection:
+    """A connection that keeps what was sent."""
+
+    descriptor = -1
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def send(self, data: bytes) -> bool:
+        self.sent += data
+        return False
+
+    def answered(self, exchange: Exchange) -> None:
+        del exchange
+
+
+def test_a_stream_has_one_head_and_nothing_before_or_after_it() -> None:
+    connection = Connection()
+    exchange = Exchange(cast(Any, connection), Request("POST", b"/", {}, True), True)
+    with pytest.raises(RuntimeError):
+        exchange.write(b"x")
+    exchange.start_stream([], exchange.framed(b"first"))
+    with pytest.raises(RuntimeError):
+        exchange.start_stream([], b"")
+    exchange.write(exchange.framed(b"second"))
+    exchange.finish(exchange.framed(b"last"))
+    exchange.finish(b"never")
+    with pytest.raises(RuntimeError):
+        exchange.write(b"x")
+    with pytest.raises(RuntimeError):
+        exchange.start_stream([], b"")
+    head, _, rest = connection.sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding: chunked" in head
+    assert rest == b"5\r\nfirst\r\n6\r\nsecond\r\n4\r\nlast\r\n0\r\n\r\n"

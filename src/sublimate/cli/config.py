@@ -26,10 +26,12 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(effective: Effective, as_json: bool) -> ExitCode:
-    """Secrets are counted, not shown."""
+    """Secrets are counted, not shown; what the help does not tell is left out unless it is set."""
     rows: list[SettingRow] = []
     for field in FIELDS.values():
         value = effective.value(field.name)
+        if field.hidden and effective.origins[field.name] == "default":
+            continue
         if field.secret:
             value = f"{len(value)} set"
         rows.append(

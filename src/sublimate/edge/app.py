@@ -65,6 +65,8 @@ class EdgeServer:
         self.loop = asyncio.get_running_loop()
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
         self._connections: set[HttpConnection] = set()
+        self._refused: set[HttpConnection] = set()
+        """Connections beyond the cap that have not read yet that they are."""
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,8 +92,15 @@ class EdgeServer:
         self.metrics.connections = len(self._connections)
         return True
 
+    def connection_refused(self, connection: HttpConnection) -> bool:
+        if len(self._refused) >= limits.REFUSED_CONNECTIONS_MAX:
+            return False
+        self._refused.add(connection)
+        return True
+
     def connection_closed(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
+        self._refused.discard(connection)
         self.metrics.connections = len(self._connections)
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
@@ -268,7 +277,7 @@ class EdgeServer:
         self._end_answers()
         if self._ticker is not None:
             self._ticker.cancel()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._refused]:
             connection.transport.close()
         self.engine_lost()
         self.workers.shutdown(wait=False, cancel_futures=True)

@@ -113,14 +113,14 @@ TABLE: dict[str, ErrorKind] = {
         529, OVERLOADED, "The server is shutting down and takes no new requests.", retry=True
     ),
     "engine_unavailable": ErrorKind(
-        503, OVERLOADED, "The model engine is starting. Try again soon.", retry=True
+        503, OVERLOADED, "The model engine is not available now. Try again soon.", retry=True
     ),
     "hardware_not_supported": ErrorKind(
         503, "api_error", "The model cannot run on this machine.", retry=False
     ),
     "load_failed": ErrorKind(503, "api_error", "The model could not be loaded.", retry=False),
     "engine_lost": ErrorKind(
-        500, "api_error", "The model engine ended during this request.", retry=True
+        500, "api_error", "The model engine was lost during this request.", retry=True
     ),
     "generation_failed": ErrorKind(
         500, "api_error", "The model could not complete this answer.", retry=False

@@ -151,6 +151,8 @@ class Exchange:
     # ---- streams -------------------------------------------------------------------------------
     def start_stream(self, headers: list[Header], data: bytes) -> bool:
         """The head of a stream of events, and its first bytes; as `write`."""
+        if self.streaming or self.answered:
+            raise RuntimeError("an answer has one head")
         self.streaming = True
         stream = [
             ("content-type", "text/event-stream; charset=utf-8"),
@@ -164,6 +166,8 @@ class Exchange:
 
     def write(self, data: bytes) -> bool:
         """Bytes of a stream, framed. True: all of it is with the kernel, nothing waits here."""
+        if not self.streaming:
+            raise RuntimeError("a stream begins with its head and ends with `finish`")
         return self._connection.send(data)
 
     def finish(self, data: bytes = b"") -> None:
@@ -216,6 +220,11 @@ class Exchange:
     def slow_reader(self) -> None:
         """From the connection: the client leaves too much unread and is cut off."""
         self.was_slow = True
+
+    def base_url(self) -> str:
+        """Of this server as the client reached it, by address: a host field may say anything."""
+        host, port, *_ = self._connection.transport.get_extra_info("sockname")
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def unsent_bytes(self) -> int:
         return self._connection.transport.get_write_buffer_size()

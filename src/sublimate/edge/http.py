@@ -8,7 +8,8 @@ switch and three dictionaries between a ready frame and the socket.
 
 What arrives while an answer is under way is parsed and waits; end of file or a reset cancels the
 answer at once. While answers wait unread in our memory no request is begun and nothing is read.
-Any doubt about framing is a 400 and the end of the connection, which lingers: our side is closed,
+Any doubt about framing is a 400, after the answers that are owed, and the end of the connection,
+which lingers: our side is closed,
 what the client still sends is read and dropped, so that it sees the answer and not a reset.
 Whatever is being ended has a deadline.
 
@@ -49,6 +50,10 @@ class Application(Protocol):
         """False if there is no room for it."""
         ...
 
+    def connection_refused(self, connection: HttpConnection) -> bool:
+        """Whether it may stay until its client has read that there is no room."""
+        ...
+
     def connection_closed(self, connection: HttpConnection) -> None: ...
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
@@ -84,6 +89,8 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._refusal: ApiError | None = None
+        self._refusal_owed: ApiError | None = None
+        """Said when the answers before it are complete; nothing more is parsed."""
         self._write_paused = False
         self._wake_is_due = False
         self._lingering = False
@@ -113,17 +120,18 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
-        if self.transport.get_extra_info("sslcontext") is None:
-            self.descriptor = self.transport.get_extra_info("socket").fileno()
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and self.transport.get_extra_info("sslcontext") is None:
+            self.descriptor = sock.fileno()
         if not self._application.connection_opened(self):
-            # Counted nowhere, so it may not stay: a flood would take the last descriptors.
             self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
-            self.transport.close()
+            if not self._application.connection_refused(self):
+                self.transport.close()
             return
         self._arm(self.limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering or self._upgraded:
+        if self._lingering or self._upgraded or self._refusal_owed is not None:
             self._drop(len(data))
             return
         is_ahead = self._current is not None or bool(self._waiting)
@@ -396,6 +404,8 @@ class HttpConnection(asyncio.Protocol):
         """No answer is under way: the next one, or the deadline of what is awaited."""
         if self._waiting:
             self._wake()
+        elif self._refusal_owed is not None:
+            self._refuse(self._refusal_owed)
         elif self._write_paused:
             return  # the deadline is that of what the client has not read
         elif self._in_head:
@@ -435,8 +445,7 @@ class HttpConnection(asyncio.Protocol):
         if self._lingering or self.transport.is_closing():
             return
         if self._current is not None or self._waiting:
-            # An answer is under way or owed: nothing can be said in between.
-            self.transport.abort()
+            self._refusal_owed = error  # nothing can be said in between
             return
         exchange = self._exchange
         if exchange is None:

@@ -60,6 +60,9 @@ CHUNK_OVERHEAD_BYTES_MIN = 100_000
 CHUNK_OVERHEAD_SHARE_MAX = 0.8
 DESCRIPTORS_RESERVED = 64
 """Descriptors that connections leave to everything else."""
+REFUSED_CONNECTIONS_MAX = 16
+"""Connections beyond the cap that may linger to read their refusal, out of those descriptors; more
+are closed at once, which can take the refusal from a client that has sent something."""
 SOCKET_SEND_BUFFER_BYTES = 128 * KIB
 """Kernel memory of one connection; without it the kernel takes megabytes of a stream that nobody
 reads before the budget of unsent bytes is even touched."""

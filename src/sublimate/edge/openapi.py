@@ -31,7 +31,8 @@ REQUEST_PROPERTIES: dict[str, Any] = {
     "max_tokens": {
         "type": "integer",
         "minimum": 0,
-        "description": "Most tokens to generate; 0 only fills the prefix cache.",
+        "description": "Most tokens to generate. No upper bound: what is more than the context has "
+        "room for after the prompt means all of it. 0 only fills the prefix cache.",
     },
     "messages": {
         "type": "array",
@@ -114,8 +115,8 @@ PATHS: dict[str, tuple[str, str, bool]] = {
 }
 
 
-def describe(version: str) -> dict[str, Any]:
-    """The OpenAPI document."""
+def describe(version: str, base: str) -> dict[str, Any]:
+    """The OpenAPI document of a server at a base URL."""
     paths: dict[str, Any] = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for path, (method, text, takes_request) in PATHS.items():
@@ -135,6 +136,7 @@ def describe(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sublimate", "version": version},
+        "servers": [{"url": base}],
         "paths": paths,
         "components": {"schemas": SCHEMAS, "securitySchemes": schemes},
         "security": [{"apiKey": []}, {"bearer": []}],
@@ -142,7 +144,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 def document(server: EdgeServer, exchange: Exchange) -> None:
-    exchange.send_json(200, msgspec.json.encode(describe(server.version)))
+    exchange.send_json(200, msgspec.json.encode(describe(server.version, exchange.base_url())))
 
 
 STYLE = (
@@ -170,7 +172,7 @@ def page(server: EdgeServer, exchange: Exchange) -> None:
         f"<td>{html.escape(str(schema.get('description', '')))}</td></tr>"
         for name, schema in REQUEST_PROPERTIES.items()
     )
-    example = EXAMPLE.format(base="http://127.0.0.1:8000", model=server.model.name)
+    example = EXAMPLE.format(base=exchange.base_url(), model=server.model.name)
     text = (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Sublimate API</title>"
         f"<style>{STYLE}</style><h1>Sublimate {html.escape(server.version)}</h1>"

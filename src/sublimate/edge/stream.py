@@ -179,7 +179,8 @@ class StreamedAnswer(Answer):
         else:
             is_sent = exchange.start_stream(self._headers(), data)
         self._last_seconds = now_seconds
-        if is_sent and self._engine is not None and self._ticket is not None:
+        # From the first token on: that one is to be seen here.
+        if is_sent and self.output_tokens and self._engine and self._ticket:
             self._engine.lend_socket(self._ticket, exchange.descriptor())
 
     def _finished(self, event: _core.StreamEvent) -> None:
