@@ -1,10 +1,15 @@
 // Times the model step alone, without scheduler or sampler.
 //
-// usage: forward_bench MODEL.gguf [isa] [threads] [seconds per figure]
+// usage: forward_bench MODEL.gguf [isa] [threads] [seconds per figure] [figure ...]
+//   figures: prefill:TOKENS, decode:BATCH, verify:ROWS (the last ROWS positions of one sequence);
+//   without any, prefill:512 and batches up to 128
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <numeric>
+#include <string>
 #include <vector>
 
 #include "core/model/model.h"
@@ -13,9 +18,9 @@ namespace {
 
 using namespace sublimate;
 
-constexpr int32_t PREFILL_TOKENS = 512;
 constexpr int32_t CONTEXT_TOKENS = 128; // of a decoding sequence
-constexpr int32_t BATCHES[] = {1, 2, 4, 8, 16, 32, 64, 128};
+constexpr const char* FIGURES[] = {"prefill:512", "decode:1",  "decode:2",  "decode:4",  "decode:8",
+                                   "decode:16",   "decode:32", "decode:64", "decode:128"};
 
 double now_s() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -38,15 +43,26 @@ struct Inputs {
     }
 };
 
-Inputs prefill_inputs(const LoadedModel& model) {
+Inputs prefill_inputs(const LoadedModel& model, int32_t count) {
     Inputs inputs;
-    for (int32_t i = 0; i < PREFILL_TOKENS; i++) {
+    for (int32_t i = 0; i < count; i++) {
         inputs.tokens.push_back((i * 7919 + 13) % model.config.vocabulary);
         inputs.positions.push_back(i);
     }
-    inputs.logit_rows = {PREFILL_TOKENS - 1};
-    inputs.segments = {{0, 0, PREFILL_TOKENS, 0, PREFILL_TOKENS, Arithmetic::prompt, 0, 0, 0}};
-    for (int32_t i = 0; i < PREFILL_TOKENS / limits::PAGE_TOKENS; i++) inputs.table.push_back(i);
+    for (int32_t i = 0; i <= count / limits::PAGE_TOKENS; i++) inputs.table.push_back(i);
+    return inputs;
+}
+
+// Rows [first, first + rows) of a prompt whose earlier rows ran before.
+Inputs rows_of(const Inputs& prompt, int32_t first, int32_t rows, Arithmetic arithmetic) {
+    Inputs inputs;
+    inputs.tokens.assign(prompt.tokens.begin() + first, prompt.tokens.begin() + first + rows);
+    inputs.positions.assign(prompt.positions.begin() + first,
+                            prompt.positions.begin() + first + rows);
+    inputs.table = prompt.table;
+    inputs.logit_rows = {rows - 1};
+    auto length = static_cast<int32_t>(prompt.tokens.size());
+    inputs.segments = {{0, 0, rows, first, length, arithmetic, 0, 0, 0}};
     return inputs;
 }
 
@@ -64,33 +80,67 @@ Inputs decode_inputs(const LoadedModel& model, int32_t batch) {
     return inputs;
 }
 
-void report(LoadedModel& model, const char* name, const Inputs& inputs, double seconds) {
-    Step step = inputs.step();
-    model.model->forward(step);
+// Runs the steps in order until `seconds` are over; one round is one time.
+void report(LoadedModel& model, const char* name, const std::vector<Inputs>& steps,
+            double seconds) {
+    double rows = 0;
+    for (const Inputs& inputs : steps) rows += static_cast<double>(inputs.tokens.size());
+    auto round = [&] {
+        for (const Inputs& inputs : steps) model.model->forward(inputs.step());
+    };
+    round();
     std::vector<double> times;
     for (double end = now_s() + seconds; now_s() < end || times.size() < 3;) {
         double begin = now_s();
-        model.model->forward(step);
+        round();
         times.push_back(now_s() - begin);
     }
     std::sort(times.begin(), times.end());
     double median = times[times.size() / 2];
-    double rows = static_cast<double>(inputs.tokens.size());
-    std::printf("%-8s %4.0f rows %9.3f ms (best %9.3f) %8.0f tok/s (best %8.0f)\n", name, rows,
-                median * 1e3, times[0] * 1e3, rows / median, rows / times[0]);
+    std::printf("%-13s %9.3f ms (best %9.3f) %8.0f tok/s (best %8.0f)\n", name, median * 1e3,
+                times[0] * 1e3, rows / median, rows / times[0]);
+}
+
+bool run_figure(LoadedModel& model, const std::string& figure, double seconds) {
+    size_t colon = figure.find(':');
+    int32_t count = colon == std::string::npos ? 0 : std::atoi(figure.c_str() + colon + 1);
+    std::string kind = figure.substr(0, colon);
+    if (count < 1 || count >= model.config.context_length) return false;
+    std::vector<Inputs> steps;
+    if (kind == "prefill") {
+        Inputs prompt = prefill_inputs(model, count);
+        for (int32_t first = 0; first < count; first += limits::STEP_ROWS_MAX)
+            steps.push_back(rows_of(prompt, first, std::min(limits::STEP_ROWS_MAX, count - first),
+                                    Arithmetic::prompt));
+    } else if (kind == "decode" && count <= limits::SEQUENCES_MAX) {
+        steps.push_back(decode_inputs(model, count));
+    } else if (kind == "verify" && count <= CONTEXT_TOKENS) {
+        Inputs prompt = prefill_inputs(model, CONTEXT_TOKENS);
+        model.model->forward(rows_of(prompt, 0, CONTEXT_TOKENS, Arithmetic::prompt).step());
+        steps.push_back(rows_of(prompt, CONTEXT_TOKENS - count, count, Arithmetic::generated));
+        steps.back().logit_rows.resize(static_cast<size_t>(count));
+        std::iota(steps.back().logit_rows.begin(), steps.back().logit_rows.end(), 0);
+    } else {
+        return false;
+    }
+    report(model, figure.c_str(), steps, seconds);
+    return true;
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     if (argc < 2) {
-        std::fprintf(stderr, "usage: forward_bench MODEL.gguf [isa] [threads] [seconds]\n");
+        std::fprintf(stderr,
+                     "usage: forward_bench MODEL.gguf [isa] [threads] [seconds] [figure ...]\n");
         return 2;
     }
     LoadOptions options;
     if (argc > 2) options.isa = argv[2];
     if (argc > 3) options.threads = std::atoi(argv[3]);
     double seconds = argc > 4 ? std::atof(argv[4]) : 1.0;
+    std::vector<std::string> figures(argv + std::min(argc, 5), argv + argc);
+    if (figures.empty()) figures.assign(std::begin(FIGURES), std::end(FIGURES));
     std::shared_ptr<LoadedModel> model;
     Status status = load_model(argv[1], options, &model);
     if (!status.ok()) {
@@ -99,7 +149,10 @@ int main(int argc, char** argv) {
     }
     std::printf("%s, %d threads, loaded in %.3f s\n", model->model->ops().name, model->pool->size(),
                 model->load_seconds);
-    report(*model, "prefill", prefill_inputs(*model), seconds);
-    for (int32_t batch : BATCHES) report(*model, "decode", decode_inputs(*model, batch), seconds);
+    for (const std::string& figure : figures) {
+        if (run_figure(*model, figure, seconds)) continue;
+        std::fprintf(stderr, "no figure %s\n", figure.c_str());
+        return 2;
+    }
     return 0;
 }
