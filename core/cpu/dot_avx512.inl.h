@@ -11,7 +11,7 @@ namespace sublimate::cpu {
 namespace {
 
 struct Dot {
-    static constexpr int32_t ROWS = 4; // of a block with decoded panels
+    static constexpr int32_t ROWS = 6; // of a block: 24 of 32 registers are sums
     static constexpr int32_t PANELS = 2;
     static constexpr int32_t ROWS_DIRECT = 12; // up to here a block decodes panels in registers
 

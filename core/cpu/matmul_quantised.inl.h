@@ -149,6 +149,23 @@ struct MatmulCall {
     }
 };
 
+// Rows in blocks of at most Dot::ROWS, as equal as can be: a short last block would leave the
+// multipliers waiting for their own sums.
+struct RowBlocks {
+    int32_t row; // the next block's first
+    int32_t end;
+    int32_t left; // blocks
+
+    INLINE RowBlocks(int32_t row_begin, int32_t row_end)
+        : row(row_begin), end(row_end), left((row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS) {}
+    INLINE int32_t take() {
+        const int32_t rows = (end - row + left - 1) / left;
+        row += rows;
+        --left;
+        return rows;
+    }
+};
+
 // ---- few rows ---------------------------------------------------------------------------------
 
 template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS>
@@ -174,14 +191,13 @@ INLINE void direct_block(const MatmulCall& call, int32_t row, int32_t panel, Ahe
     }
 }
 
-// The rows that do not fill a block.
 template <class GroupKind, bool AFFINE, int32_t ROWS, int32_t PANELS>
-INLINE void direct_rest(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel,
+INLINE void direct_rows(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel,
                         Ahead& ahead) {
     if (rows == ROWS) {
         direct_block<GroupKind, AFFINE, ROWS, PANELS>(call, row, panel, ahead);
     } else if constexpr (ROWS > 1) {
-        direct_rest<GroupKind, AFFINE, ROWS - 1, PANELS>(call, row, rows, panel, ahead);
+        direct_rows<GroupKind, AFFINE, ROWS - 1, PANELS>(call, row, rows, panel, ahead);
     }
 }
 
@@ -196,13 +212,10 @@ void direct_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, i
     const int64_t distance = blocks == 1 ? PREFETCH_BYTES : bytes;
     Ahead ahead = {call.matrix.data + panel * call.matrix.panel_bytes + distance,
                    static_cast<int32_t>((lines + visits - 1) / visits)};
-    int32_t row = row_begin;
-    for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
-        direct_block<GroupKind, AFFINE, Dot::ROWS, PANELS>(call, row, panel, ahead);
-    }
-    if (row < row_end) {
-        direct_rest<GroupKind, AFFINE, Dot::ROWS - 1, PANELS>(call, row, row_end - row, panel,
-                                                              ahead);
+    for (RowBlocks rows_left(row_begin, row_end); rows_left.left > 0;) {
+        const int32_t row = rows_left.row;
+        direct_rows<GroupKind, AFFINE, Dot::ROWS, PANELS>(call, row, rows_left.take(), panel,
+                                                          ahead);
     }
 }
 
@@ -245,14 +258,13 @@ INLINE void decoded_block(const MatmulCall& call, const DecodedPanel<Decoded>* p
     }
 }
 
-// The rows that do not fill a block.
 template <class Decoded, bool AFFINE, int32_t ROWS, int32_t PANELS>
-void decoded_rest(const MatmulCall& call, const DecodedPanel<Decoded>* panels, int32_t row,
-                  int32_t rows, int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
+INLINE void decoded_rows(const MatmulCall& call, const DecodedPanel<Decoded>* panels, int32_t row,
+                         int32_t rows, int32_t panel, int32_t first, int32_t count, Ahead& ahead) {
     if (rows == ROWS) {
         decoded_block<Decoded, AFFINE, ROWS, PANELS>(call, panels, row, panel, first, count, ahead);
     } else if constexpr (ROWS > 1) {
-        decoded_rest<Decoded, AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first,
+        decoded_rows<Decoded, AFFINE, ROWS - 1, PANELS>(call, panels, row, rows, panel, first,
                                                         count, ahead);
     }
 }
@@ -272,13 +284,9 @@ void decoded_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end, 
             decode_chunk<GroupKind, AFFINE>(panel_view(call.matrix, panel + p), first, count,
                                             panels[p]);
         }
-        int32_t row = row_begin;
-        for (; row + Dot::ROWS <= row_end; row += Dot::ROWS) {
-            decoded_block<Decoded, AFFINE, Dot::ROWS, PANELS>(call, panels, row, panel, first,
-                                                              count, ahead);
-        }
-        if (row < row_end) {
-            decoded_rest<Decoded, AFFINE, Dot::ROWS, PANELS>(call, panels, row, row_end - row,
+        for (RowBlocks rows_left(row_begin, row_end); rows_left.left > 0;) {
+            const int32_t row = rows_left.row;
+            decoded_rows<Decoded, AFFINE, Dot::ROWS, PANELS>(call, panels, row, rows_left.take(),
                                                              panel, first, count, ahead);
         }
     }

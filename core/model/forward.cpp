@@ -12,9 +12,10 @@ namespace sublimate::cpu {
 namespace {
 
 // Positions that every later row attends to with much of its weight (arXiv 2309.17453), where
-// models keep activations far above the rest. Their feed-forward is carried in two int8 rows as
-// well.
-constexpr int32_t SINK_POSITIONS = 4;
+// models keep activations far above the rest.
+constexpr int32_t SINK_POSITIONS = 16;
+// Layers whose rounding errors pass through the most others, and in which those activations form.
+constexpr int32_t FIRST_LAYERS = 4;
 constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
 constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
 
@@ -36,8 +37,9 @@ int32_t divide_up(int32_t count, int32_t size) {
 
 CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
                    const Ops& ops, ThreadPool& pool)
-    : config_(config), weights_(weights), rope_(rope), ops_(ops), pool_(pool),
-      sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
+    : config_(config), weights_(weights), rope_(rope), ops_(ops),
+      pool_(pool), sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite,
+                                ops.gumbel_argmax},
       plans_(config, weights, pool.size()),
       attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
     // Every row may end a block and every segment begin one.
@@ -243,7 +245,7 @@ void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const Ro
     }
 }
 
-void CpuModel::project(int32_t thread, const FusedProjection& projection, const Rows& x,
+void CpuModel::project(int32_t thread, const FusedProjection& projection, const Rows& x, bool pairs,
                        int32_t item) const {
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     int32_t chunk = item / row_block_count_;
@@ -260,7 +262,7 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
                  begin * PANEL_ROWS;
     int32_t columns = (end - begin) * PANEL_ROWS;
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    multiply_rows(matrix, x, block, true, begin, end, product);
+    multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
     for (int32_t row = block.begin; row < block.end; row++, product += columns)
         std::copy(product, product + columns, out + (row - block.begin) * stride);
 }
@@ -301,24 +303,29 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
 }
 
 void CpuModel::quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row,
-                                 int32_t first, int32_t count) const {
+                                 bool pairs, int32_t first, int32_t count) const {
     if (reads_f32(reader, arithmetic_of(row))) return;
-    buffers_.attended_pairs.quantise_pair(ops_, row, first, count,
-                                          buffers_.attended.f32 +
-                                              int64_t{row} * config_.query_columns() + first,
-                                          buffers_.threads[static_cast<size_t>(thread)].row);
+    const float* from = buffers_.attended.f32 + int64_t{row} * config_.query_columns() + first;
+    if (pairs || is_sink(row))
+        buffers_.attended_pairs.quantise_pair(ops_, row, first, count, from,
+                                              buffers_.threads[static_cast<size_t>(thread)].row);
+    else
+        buffers_.attended.quantise(ops_, row, first, count, from);
 }
 
 void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const FusedProjection& projection = layer.query_key_value;
+    bool pairs = layer_index < FIRST_LAYERS;
     Rows x = norm_rows(thread, layer.attention_norm,
-                       any_quantised(projection) ? Form::pairs : Form::f32);
+                       !any_quantised(projection) ? Form::f32
+                       : pairs                    ? Form::pairs
+                                                  : Form::quantised);
     int32_t chunks = 0;
     for (int32_t i = 0; i < projection.part_count; i++)
         chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
     pool_.share(thread, chunks * row_block_count_,
-                [&](int32_t item) { project(thread, projection, x, item); });
+                [&](int32_t item) { project(thread, projection, x, pairs, item); });
     if (plan_->repeats_norms) {
         pool_.barrier([&] {
             for (int32_t row = 0; row < step_->row_count; row++) rope_and_append(row, layer_index);
@@ -340,13 +347,14 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
         const AttentionBlock& block =
             attention_blocks_[static_cast<size_t>(item / items_per_block)];
         for (int32_t row = 0; within && row < block.row_count; row++)
-            quantise_attended(thread, layer.attention_output, block.first_row + row,
+            quantise_attended(thread, layer.attention_output, block.first_row + row, pairs,
                               item % items_per_block * columns, columns);
     });
     pool_.barrier();
     if (!within && quantised(layer.attention_output)) {
         share_rows(thread, step_->row_count, [&](int32_t row) {
-            quantise_attended(thread, layer.attention_output, row, 0, config_.query_columns());
+            quantise_attended(thread, layer.attention_output, row, pairs, 0,
+                              config_.query_columns());
         });
         pool_.barrier();
     }
@@ -354,7 +362,7 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     int32_t output_chunks = divide_up(layer.attention_output.panels, plan_->attention_output);
     pool_.share(thread, output_chunks * row_block_count_, [&](int32_t item) {
         add_product(thread, layer.attention_output, {&buffers_.attended, &buffers_.attended_pairs},
-                    plan_->attention_output, true, item);
+                    plan_->attention_output, pairs, item);
     });
     pool_.barrier();
 }
