@@ -95,10 +95,12 @@ void report(LoadedModel& model, const char* name, const std::vector<Inputs>& ste
         round();
         times.push_back(now_s() - begin);
     }
+    double mean = std::accumulate(times.begin(), times.end(), 0.0) / double(times.size());
     std::sort(times.begin(), times.end());
     double median = times[times.size() / 2];
-    std::printf("%-13s %9.3f ms (best %9.3f) %8.0f tok/s (best %8.0f)\n", name, median * 1e3,
-                times[0] * 1e3, rows / median, rows / times[0]);
+    std::printf("%-13s %9.3f ms (mean %9.3f, best %9.3f) %8.0f tok/s (mean %8.0f, best %8.0f)\n",
+                name, median * 1e3, mean * 1e3, times[0] * 1e3, rows / median, rows / mean,
+                rows / times[0]);
 }
 
 bool run_figure(LoadedModel& model, const std::string& figure, double seconds) {

@@ -88,6 +88,7 @@ struct DecodedSource {
 template <int32_t ROWS>
 struct RowChunk {
     const int8_t* values[ROWS];
+    int64_t next_block; // groups from a row to its counterpart in the next block of rows
     const float* scales[ROWS];
     alignas(64) float scaled_sums[ROWS][CHUNK_GROUPS]; // affine: scale * float(sum)
     alignas(64) int32_t offsets[ROWS][CHUNK_GROUPS];   // symmetric: -offset * sum
@@ -97,6 +98,7 @@ template <int32_t ROWS, bool AFFINE>
 INLINE void prepare_rows(RowChunk<ROWS>& chunk, const Activations& x, int32_t offset, int32_t row,
                          int32_t first_group, int32_t count) {
     const int64_t groups = x.columns / GROUP_COLUMNS;
+    chunk.next_block = groups * ROWS;
     for (int32_t r = 0; r < ROWS; ++r) {
         const int64_t at = (int64_t{row} + r) * groups + first_group;
         chunk.values[r] = x.values + at * GROUP_COLUMNS;
@@ -117,6 +119,8 @@ INLINE void run_chunk(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS]
         const std::byte* weights[PANELS];
         for (int32_t p = 0; p < PANELS; ++p) weights[p] = source[p].group(first_group + g);
         ahead.fetch();
+        for (int32_t r = 0; r < ROWS; ++r)
+            __builtin_prefetch(rows.values[r] + (int64_t{g} + rows.next_block) * GROUP_COLUMNS);
         LanesBits sums[ROWS][PANELS];
         Dot::template run<GroupKind, ROWS, PANELS>(weights, rows.values, g, sums);
         for (int32_t p = 0; p < PANELS; ++p) {
