@@ -151,6 +151,7 @@ int main(int argc, char** argv) {
     }
     std::printf("%s, %d threads, loaded in %.3f s\n", model->model->ops().name, model->pool->size(),
                 model->load_seconds);
+    model->model->place_threads();
     for (const std::string& figure : figures) {
         if (run_figure(*model, figure, seconds)) continue;
         std::fprintf(stderr, "no figure %s\n", figure.c_str());

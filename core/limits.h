@@ -42,7 +42,10 @@ constexpr int32_t STEP_ROWS_MAX = 1024; // token budget of the largest step
 constexpr int32_t LOGIT_ROWS_MAX = 128; // rows of a step whose logits are computed
 constexpr int32_t PAGE_TOKENS = 32; // tokens per KV page: one cache line of bf16 keys per channel
 constexpr int32_t PAGES_PER_SEQUENCE_MAX = CONTEXT_TOKENS_MAX / PAGE_TOKENS;
-constexpr int32_t SPIN_ROUNDS = 2048; // bounded spin before a wait sleeps
+constexpr int32_t SPIN_ROUNDS = 2048; // bounded spin before a wait for work sleeps
+// Before a wait inside a step sleeps: the others are at work, and waking takes longer than most
+// waits, but one whose core is taken away is gone for milliseconds.
+constexpr int32_t BARRIER_SPIN_ROUNDS = 8192;
 constexpr int64_t RING_FULL_DEADLINE_NS =
     5'000'000'000; // an edge that reads nothing for so long is lost
 

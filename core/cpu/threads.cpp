@@ -3,6 +3,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,10 +29,43 @@ uint32_t* address_of(std::atomic<uint32_t>& word) {
     return reinterpret_cast<uint32_t*>(&word);
 }
 
+constexpr uint64_t TURN_NS = 100'000; // the shortest that the kernel grants
+
+// Version 0 of the kernel's struct; libc has none.
+struct SchedulingAttributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period; // runtime: of a turn, for the normal policy
+};
+
+// Errors are of no consequence: older kernels refuse a turn of one's own, sandboxes everything.
+void ask_for_short_turns() {
+    SchedulingAttributes now = {};
+    if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 || now.policy != SCHED_OTHER)
+        return;
+    now.size = sizeof now;
+    now.runtime = TURN_NS;
+    syscall(SYS_sched_setattr, 0, &now, 0);
+}
+
+// The index-th of the cores in `allowed`.
+cpu_set_t one_core(const cpu_set_t& allowed, int32_t index) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int32_t core = 0; core < CPU_SETSIZE; core++) {
+        if (!CPU_ISSET(core, &allowed) || index-- > 0) continue;
+        CPU_SET(core, &one);
+        break;
+    }
+    return one;
+}
+
 } // namespace
 
-void WaitWord::wait_while(uint32_t old) {
-    for (int32_t i = 0; i < limits::SPIN_ROUNDS; i++) {
+void WaitWord::wait_while(uint32_t old, int32_t spins) {
+    for (int32_t i = 0; i < spins; i++) {
         if (value_.load(std::memory_order_acquire) != old) return;
         pause_briefly();
     }
@@ -64,6 +98,18 @@ ThreadPool::~ThreadPool() {
     for (std::thread& helper : helpers_) helper.join();
 }
 
+void ThreadPool::place() {
+    cpu_set_t allowed;
+    bool whole = sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+                 CPU_COUNT(&allowed) == threads_ && threads_ > 1;
+    run([&](int32_t thread) {
+        ask_for_short_turns();
+        if (!whole) return;
+        cpu_set_t own = one_core(allowed, thread);
+        sched_setaffinity(0, sizeof own, &own);
+    });
+}
+
 void ThreadPool::start(Entry entry, void* context) {
     entry_ = entry;
     context_ = context;
@@ -75,7 +121,7 @@ void ThreadPool::work(int32_t thread) {
     watch_allocations(true);
     // Helpers see every job: the next one is announced only after finish(), which needs them all.
     for (uint32_t seen = 0;; seen++) {
-        job_.wait_while(seen);
+        job_.wait_while(seen, limits::SPIN_ROUNDS);
         if (stopping_) return;
         entry_(context_, thread);
         barrier_.arrive([] {});

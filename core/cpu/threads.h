@@ -20,8 +20,9 @@ namespace sublimate::cpu {
 class alignas(limits::LINE_PAIR_BYTES) WaitWord {
 public:
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
-    void wait_while(uint32_t old); // returns once the value differs from `old`
-    void advance();                // adds one and wakes all waiters
+    // Returns once the value differs from `old`; sleeps after `spins` looks at it.
+    void wait_while(uint32_t old, int32_t spins);
+    void advance(); // adds one and wakes all waiters
 
 private:
     std::atomic<uint32_t> value_{0};
@@ -42,7 +43,7 @@ public:
             arrived_.store(0, std::memory_order_relaxed);
             generation_.advance();
         } else {
-            generation_.wait_while(generation);
+            generation_.wait_while(generation, limits::BARRIER_SPIN_ROUNDS);
         }
     }
 
@@ -61,6 +62,14 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int32_t size() const { return threads_; }
+
+    // Called by the thread that will call run for as long as it lives: where there is a thread for
+    // every core that this process may use, each stays on one of its own. Two threads that share a
+    // core while another process has the other one would wait for each other at every barrier.
+    // Asks the scheduler for short turns as well (sched_setattr(2), Linux 6.12): a thread that a
+    // barrier releases then runs at once and not after the turn of whoever is there. Changes no
+    // priority.
+    void place();
 
     // Runs body(thread) once on every thread; returns when all are done. One caller at a time; does
     // not nest.

@@ -148,6 +148,7 @@ void Engine::run() {
         CHECK_BECAUSE(!running_, "two threads run one engine");
         running_ = true;
     }
+    loop_->place_threads();
     while (!stopping_.load(std::memory_order_acquire)) {
         if (commands_pending_.load(std::memory_order_acquire)) {
             cpu::watch_allocations(false); // an edge that comes or goes may cost some

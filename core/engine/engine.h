@@ -30,7 +30,8 @@ public:
     virtual bool has_requests() const = 0; // accepted requests without a terminal row
     virtual bool at_rest() = 0;            // and its published figures say so
     virtual void warm_up() = 0;
-    virtual std::string audit() = 0; // empty: page ownership is consistent
+    virtual void place_threads() = 0; // on the thread that will run the loop, before it does
+    virtual std::string audit() = 0;  // empty: page ownership is consistent
     virtual StatsPage stats() const = 0;
     virtual StepCost cost() const = 0;
 };

@@ -61,6 +61,10 @@ public:
         return why ? why : "";
     }
 
+    void place_threads() override {
+        if constexpr (requires { model_.place_threads(); }) model_.place_threads();
+    }
+
     void warm_up() override {
         CHECK_BECAUSE(loop_.outstanding() == 0, "warm-up while requests run");
         loop_.set_cost(warm_up_model(model_, config_));

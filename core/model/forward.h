@@ -48,6 +48,7 @@ public:
     bool same_arithmetic() const { return ops_.matmul == ops_.matmul_prompt; }
 
     const float* forward(const Step& step);
+    void place_threads() { pool_.place(); } // on the thread that will call forward
 
     template <class Body>
     void for_rows(int32_t count, Body&& body) {
