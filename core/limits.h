@@ -49,6 +49,12 @@ constexpr int32_t BARRIER_SPIN_ROUNDS = 8192;
 constexpr int64_t RING_FULL_DEADLINE_NS =
     5'000'000'000; // an edge that reads nothing for so long is lost
 
+// ---- speculation ----------------------------------------------------------------------------
+constexpr int32_t DRAFT_TOKENS_MAX = 15; // of one sequence in one step; with its own row a tile
+constexpr int32_t MATCH_TOKENS_MAX = 16; // a longer repetition says nothing more
+constexpr int32_t NGRAM_ENTRIES_MAX = 1 << 14; // places remembered per sequence and n-gram length
+constexpr int32_t HISTORY_TOKENS_PER_STEP = 1024; // tokens of a sequence indexed in one step
+
 // ---- text -----------------------------------------------------------------------------------
 constexpr int32_t STOP_STRINGS_MAX = 8;
 constexpr int32_t STOP_STRING_BYTES_MAX = 256;
@@ -83,6 +89,9 @@ static_assert((TOKEN_RING_WORDS & (TOKEN_RING_WORDS - 1)) == 0);
 static_assert(SUBMISSION_RING_ENTRIES > SLOTS_MAX,
               "every slot of an edge can be submitted at once");
 static_assert(LOGIT_ROWS_MAX >= SEQUENCES_MAX, "every running request can sample in one step");
+static_assert(LOGIT_ROWS_MAX <= QUEUE_MAX,
+              "a record of all sampled rows and one row per running request fits (ring.h)");
+static_assert((NGRAM_ENTRIES_MAX & (NGRAM_ENTRIES_MAX - 1)) == 0);
 static_assert(STEP_ROWS_MAX >= 2 * SEQUENCES_MAX, "a full decode batch leaves room for prefill");
 static_assert(PAGE_TOKENS * 2 == CACHE_LINE_BYTES,
               "one bf16 key channel of a page is one cache line");

@@ -33,7 +33,9 @@ def main() -> None:
     parser.add_argument("--limits", default="")
     options = parser.parse_args()
     figures: dict[str, float] = {}
-    with sublimate.Engine(options.model, threads=options.threads) as engine:
+    # Random prompts and forced lengths make a model repeat itself: drafts would come true as they
+    # never do for a reader's text, and the peers make none.
+    with sublimate.Engine(options.model, threads=options.threads, speculation="off") as engine:
 
         def run(streams: int, prompt: int, generate: int) -> dict[str, float]:
             words = range(int(engine.info["vocabulary"]))

@@ -54,7 +54,7 @@ constexpr StatsField STATS_FIELDS[] = {
     STAT(accepted),         STAT(finished),          STAT(cancelled_queue), STAT(cancelled_prefill),
     STAT(cancelled_decode), STAT(stale_cancels),     STAT(refused),         STAT(failed),
     STAT(mask_waits),       STAT(ring_full_waits),   STAT(evictions),       STAT(utilization_ppm),
-    STAT(last_step_rows),   STAT(oldest_waiting_ns),
+    STAT(last_step_rows),   STAT(oldest_waiting_ns), STAT(drafted_tokens),  STAT(accepted_drafts),
 };
 #undef STAT
 static_assert(sizeof(StatsPage) ==

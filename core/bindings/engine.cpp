@@ -28,8 +28,8 @@ namespace {
 
 using Script = std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>;
 
-std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model) {
-    return make_model_engine(std::move(model), DEFAULT_POLICY);
+std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model, bool speculation) {
+    return make_model_engine(std::move(model), DEFAULT_POLICY, speculation);
 }
 
 void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
@@ -42,7 +42,8 @@ void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
 
 std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
                                     int32_t context_length, int32_t kv_pages, int32_t stop_token,
-                                    int32_t step_delay_us, int32_t prefill_delay_us_per_token) {
+                                    int32_t step_delay_us, int32_t prefill_delay_us_per_token,
+                                    bool speculation) {
     if (vocabulary < 1 || vocabulary > limits::VOCABULARY_MAX)
         throw CoreError("vocabulary: not in [1, VOCABULARY_MAX]");
     if (context_length < 1 || context_length > limits::CONTEXT_TOKENS_MAX)
@@ -64,7 +65,7 @@ std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
     options.stop_token = stop_token;
     options.step_delay_us = step_delay_us;
     options.prefill_delay_us_per_token = prefill_delay_us_per_token;
-    return make_scripted_engine(std::move(lines), options, DEFAULT_POLICY);
+    return make_scripted_engine(std::move(lines), options, DEFAULT_POLICY, speculation);
 }
 
 // A Python Region owned by Python, held by the engine for as long as it is attached.
@@ -93,10 +94,11 @@ nb::dict step_cost(const Engine& engine) {
 void bind_engine(nb::module_& m) {
     using release = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Engine>(m, "LoopEngine")
-        .def_static("with_model", &with_model, "model"_a)
+        .def_static("with_model", &with_model, "model"_a, nb::kw_only(), "speculation"_a = true)
         .def_static("with_script", &with_script, "script"_a, nb::kw_only(), "vocabulary"_a,
                     "context_length"_a = 8192, "kv_pages"_a = 4096, "stop_token"_a = 2,
-                    "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0)
+                    "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0,
+                    "speculation"_a = false)
         .def("attach", &attach, "region"_a)
         .def("detach", &Engine::detach, "edge"_a, release())
         .def("run", &Engine::run, release())

@@ -92,8 +92,10 @@ private:
     int control_bell_ = -1; // eventfd: a command or stop arrived
 };
 
-std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model, const Policy& policy);
+std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model, const Policy& policy,
+                                          bool speculation);
 std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
-                                             const ScriptOptions& options, const Policy& policy);
+                                             const ScriptOptions& options, const Policy& policy,
+                                             bool speculation);
 
 } // namespace sublimate

@@ -22,8 +22,8 @@ int64_t layer_multiply_adds(const ModelConfig& c) {
 
 } // namespace
 
-std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
-                                          const Policy& policy) {
+std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model, const Policy& policy,
+                                          bool speculation) {
     LoopConfig config;
     config.vocabulary = model->config.vocabulary;
     config.context_tokens = model->config.context_length;
@@ -31,6 +31,7 @@ std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
     config.salt = random_salt();
     config.same_arithmetic = model->model->same_arithmetic();
     config.policy = policy;
+    config.speculation = speculation;
     Roofline roofline(measure_rates(*model), model->weights.bytes,
                       layer_multiply_adds(model->config));
     auto engine = std::make_unique<Engine>();
@@ -41,7 +42,8 @@ std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
 }
 
 std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
-                                             const ScriptOptions& options, const Policy& policy) {
+                                             const ScriptOptions& options, const Policy& policy,
+                                             bool speculation) {
     LoopConfig config;
     config.vocabulary = options.vocabulary;
     config.context_tokens = options.context_length;
@@ -49,6 +51,7 @@ std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
     config.salt = random_salt();
     config.same_arithmetic = true;
     config.policy = policy;
+    config.speculation = speculation;
     auto engine = std::make_unique<Engine>();
     auto model = std::make_unique<ScriptedModel>(std::move(script), options);
     ScriptedModel& compute = *model;

@@ -31,6 +31,8 @@ struct EdgeCounters {
     uint64_t prompt_tokens;
     uint64_t cached_tokens;
     uint64_t generated_tokens;
+    uint64_t drafted_tokens;  // rows that speculation added
+    uint64_t accepted_drafts; // of these, right ones
     uint64_t accepted;
     uint64_t finished;
     uint64_t cancelled_queue;

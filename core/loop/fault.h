@@ -43,6 +43,12 @@ enum class Fault : int32_t {
     no_cache_published,
     detach_keeps_pages,
     stale_next_token,
+    draft_not_compared,
+    draft_published,
+    draft_position,
+    draft_beyond_budget,
+    draft_page_kept,
+    draft_for_masked,
     count,
 };
 
@@ -79,6 +85,12 @@ constexpr const char* FAULT_NAMES[static_cast<int32_t>(Fault::count)] = {
     "no_cache_published",
     "detach_keeps_pages",
     "stale_next_token",
+    "draft_not_compared",
+    "draft_published",
+    "draft_position",
+    "draft_beyond_budget",
+    "draft_page_kept",
+    "draft_for_masked",
 };
 
 #if defined(SUBLIMATE_FAULTS)

@@ -182,6 +182,7 @@ SUBLIMATE_HD inline bool admit_one(LoopState& loop, int32_t index) {
         return false;
     }
     s.table_row = row;
+    if (loop.config.speculation) loop.drafters[row].start();
     s.computed = s.table.count * limits::PAGE_TOKENS;
     CHECK_BECAUSE(s.computed < h.prompt_length, "a prompt was cached to its end");
     s.cached_tokens = s.computed;

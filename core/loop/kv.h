@@ -14,8 +14,7 @@
 // hit is right to the last few bits only.
 //
 // defines: PromptTokens, PageTable, KvConfig, KvCache (could_ever_fit, admit, adopt, append,
-// commit, release,
-//          token_at, next_page_hash, audit)
+// commit, take_back, release, token_at, next_page_hash, audit)
 #pragma once
 
 #include <cstdint>
@@ -129,6 +128,20 @@ public:
         int32_t first = computed_before / limits::PAGE_TOKENS;
         for (int32_t index = first; index < computed / limits::PAGE_TOKENS; index++)
             publish(table, index);
+    }
+
+    // Positions from `computed` on were drafts that proved wrong. Whole pages of them return to the
+    // reservation; the rest of the last page is written again.
+    SUBLIMATE_HD void take_back(PageTable& table, int32_t computed) {
+        if (fault(Fault::draft_page_kept)) return;
+        CHECK(table.count >= pages_for(computed));
+        while (table.count > pages_for(computed)) {
+            int32_t page = table.pages[--table.count];
+            CHECK_BECAUSE(!store_.at(page).published, "a wrong draft was published");
+            store_.release(page, false);
+            table.reserved++;
+            reserved_++;
+        }
     }
 
     // Gives everything back. forget: the pages that only this sequence used are not kept.

@@ -10,6 +10,7 @@
 //   pages.h kv.h   paged KV: ownership, prefix sharing, reservation, audit
 //   cost.h         what a step costs
 //   schedule.h     the pure scheduler and its policy; buckets.h the step's bucket
+//   speculate.h    drafts in rows that the plan left free; draft.h where they come from
 //   step.h         the seam to the model
 //   sampler.h      one row of logits to one token; select.h, sampler_ops.h, gumbel.h below it
 //   stop.h         why a request ends

@@ -45,6 +45,8 @@ SUBLIMATE_HD inline StatsPage make_stats(const LoopState& loop, const EdgeCounte
     stats.prompt_tokens = c.prompt_tokens;
     stats.cached_tokens = c.cached_tokens;
     stats.generated_tokens = c.generated_tokens;
+    stats.drafted_tokens = c.drafted_tokens;
+    stats.accepted_drafts = c.accepted_drafts;
     stats.accepted = c.accepted;
     stats.finished = c.finished;
     stats.cancelled_queue = c.cancelled_queue;

@@ -9,6 +9,7 @@
 #include "../limits.h"
 #include "../ring/ring.h"
 #include "cost.h"
+#include "draft.h"
 #include "edge.h"
 #include "kv.h"
 #include "sampler.h"
@@ -34,6 +35,7 @@ struct LoopConfig {
     int64_t ring_full_deadline_ns = limits::RING_FULL_DEADLINE_NS;
     Policy policy = DEFAULT_POLICY;
     StepCost cost = DEFAULT_STEP_COST; // of this model on this machine
+    bool speculation = false;
 };
 
 // A row whose logits the step computes.
@@ -54,6 +56,7 @@ struct LoopMemory {
     int32_t* running;         // (sequences_max) in order of admission
     int32_t* free_rows;       // (sequences_max) rows of page_tables
     Candidate* candidates;    // (sequences_max)
+    Drafter* drafters;        // (sequences_max) by row of page_tables; null without speculation
     Plan* plan;
     int32_t* tokens;        // (STEP_ROWS_MAX)
     int32_t* positions;     // (STEP_ROWS_MAX)
@@ -83,6 +86,17 @@ struct Arena {
     }
 };
 
+SUBLIMATE_HD inline void carve_drafters(const LoopConfig& config, Arena& arena, LoopMemory& m) {
+    int32_t entries = ngram_entries(config.context_tokens);
+    m.drafters = arena.take<Drafter>(config.sequences_max);
+    for (int32_t i = 0; i < config.sequences_max; i++) {
+        auto* places = arena.take<int32_t>(int64_t{NGRAM_LENGTHS} * entries);
+        if (!m.drafters) continue;
+        m.drafters[i].places = places;
+        m.drafters[i].entries = entries;
+    }
+}
+
 SUBLIMATE_HD inline LoopMemory carve(const LoopConfig& config, Arena& arena) {
     LoopMemory m = {};
     int32_t sequences = config.sequences_max + config.queue_max;
@@ -98,6 +112,7 @@ SUBLIMATE_HD inline LoopMemory carve(const LoopConfig& config, Arena& arena) {
     m.running = arena.take<int32_t>(config.sequences_max);
     m.free_rows = arena.take<int32_t>(config.sequences_max);
     m.candidates = arena.take<Candidate>(config.sequences_max);
+    if (config.speculation) carve_drafters(config, arena, m);
     m.plan = arena.take<Plan>(1);
     m.tokens = arena.take<int32_t>(limits::STEP_ROWS_MAX);
     m.positions = arena.take<int32_t>(limits::STEP_ROWS_MAX);

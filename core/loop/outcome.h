@@ -7,6 +7,7 @@
 
 #include "rows.h"
 #include "sampler.h"
+#include "speculate.h"
 #include "state.h"
 #include "stop.h"
 
@@ -93,8 +94,29 @@ SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, i
         finish(loop, index, terminal_row(s, FinishReason::budget), nullptr);
         return;
     }
-    CHECK_BECAUSE(end_task == first_task + 1, "one row of a sequence is sampled");
+    CHECK_BECAUSE(end_task == first_task + 1, "one row of a prompt is sampled");
     accept_token(loop, index, loop.samples[first_task]);
+}
+
+// The same for a sequence that decodes: of its rows, the ones behind a wrong draft never were.
+SUBLIMATE_HD inline void advance_decode(LoopState& loop, int32_t index, int32_t first_task,
+                                        int32_t end_task, bool neighbour_failed) {
+    Sequence& s = loop.sequences[index];
+    EdgeCounters& counters = loop.edges[s.edge].counters;
+    int32_t before = s.computed;
+    int32_t rows = rows_confirmed(loop, s, first_task, end_task);
+    bool failed = neighbour_failed || loop.samples[first_task + rows - 1].token < 0;
+    int32_t tokens = failed ? rows - 1 : rows;
+    counters.drafted_tokens += static_cast<uint64_t>(end_task - first_task - 1);
+    counters.accepted_drafts += static_cast<uint64_t>(rows - 1);
+    s.computed += rows;
+    int32_t wrong = fault(Fault::draft_published) ? end_task - first_task - rows : 0;
+    if (!failed) loop.kv.commit(s.table, before, s.computed + wrong);
+    loop.kv.take_back(s.table, s.computed);
+    for (int32_t i = 0; i < tokens; i++) accept_token(loop, index, loop.samples[first_task + i]);
+    if (!failed) return;
+    counters.failed++;
+    finish(loop, index, terminal_row(s, FinishReason::failed), nullptr);
 }
 
 SUBLIMATE_HD inline bool rows_succeeded(const LoopState& loop, int32_t first_task,
@@ -112,10 +134,14 @@ SUBLIMATE_HD inline void stop(LoopState& loop) {
         int32_t index = planned_sequence(loop, i);
         int32_t first = task;
         while (task < loop.task_count && loop.tasks[task].sequence == index) task++;
-        poisoned |= !rows_succeeded(loop, first, task);
+        bool killed = fault(Fault::nan_kills_neighbours) && poisoned;
         bool failed = !rows_succeeded(loop, first, task);
-        if (fault(Fault::nan_kills_neighbours)) failed = poisoned;
-        advance(loop, index, loop.plan->entries[i].rows, first, task, failed);
+        poisoned |= failed;
+        if (loop.sequences[index].state == State::decode) {
+            advance_decode(loop, index, first, task, killed);
+        } else {
+            advance(loop, index, loop.plan->entries[i].rows, first, task, failed || killed);
+        }
     }
     CHECK_BECAUSE(task == loop.task_count, "a sampled row belongs to nobody");
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "schedule.h"
+#include "speculate.h"
 #include "state.h"
 #include "step.h"
 
@@ -100,6 +101,7 @@ SUBLIMATE_HD inline void schedule_rows(LoopState& loop) {
     for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++)
         view.prefill_waited[p] = loop.prefill_waited[p];
     schedule(view, loop.config.policy, loop.config.cost, *loop.plan);
+    plan_drafts(loop);
     age_candidates(loop);
     loop.bucket = {};
     if (loop.plan->rows > 0) loop.bucket = choose_bucket(loop.plan->rows, longest_context(loop));
@@ -121,11 +123,12 @@ SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, i
     bool in_prompt = s.computed < h.prompt_length;
     bool generated = !in_prompt || (is_score(h) && (h.flags & FLAG_SCORE_DECODE) != 0);
     CHECK(rows >= 1 && first_row + rows <= limits::STEP_ROWS_MAX);
-    CHECK_BECAUSE(in_prompt || rows == 1, "one token is generated at a time");
+    CHECK(in_prompt || rows == 1 || may_draft(loop, s));
     PromptTokens tokens = prompt(loop, s);
+    const int32_t* drafts = loop.config.speculation ? loop.drafters[s.table_row].tokens : nullptr;
     for (int32_t i = 0; i < rows; i++) {
         int32_t position = s.computed + i;
-        int32_t token = in_prompt ? tokens.at(position) : s.next_token;
+        int32_t token = in_prompt ? tokens.at(position) : (i == 0 ? s.next_token : drafts[i - 1]);
         if (fault(Fault::stale_next_token) && !in_prompt && s.generated == 3) token = 1;
         loop.kv.append(s.table, position, token, generated);
         loop.tokens[first_row + i] = token;
@@ -135,7 +138,8 @@ SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, i
         if (!wanted) continue;
         CHECK(loop.task_count < limits::LOGIT_ROWS_MAX);
         loop.logit_rows[loop.task_count] = first_row + i;
-        loop.tasks[loop.task_count++] = {index, position};
+        loop.tasks[loop.task_count++] = {
+            index, fault(Fault::draft_position) && !in_prompt ? s.computed : position};
     }
     if (fault(Fault::off_by_one_position) && s.generated == 2)
         loop.positions[first_row] = s.computed - 1;

@@ -130,6 +130,8 @@ struct Plan {
     int32_t logit_rows;
     int32_t prefill_rows;
     int32_t prefill_profiles; // bit per profile whose prompts got rows
+    int32_t rows_max;         // row budget of the step
+    int32_t draft_rows;       // of `rows`, added by plan_drafts
     int64_t decode_ps;        // cost of the step's decode rows alone; 0 without any
     int64_t prefill_ps;       // what its prompt rows cost besides
     Entry entries[limits::SEQUENCES_MAX];
@@ -349,6 +351,8 @@ SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy
     plan.decode_ps = plan.prefill_ps = 0;
     Totals totals = count_candidates(view, policy);
     Budget budget = row_budget(totals, policy);
+    plan.rows_max = budget.rows;
+    plan.draft_rows = 0;
     plan_decodes(view, policy, cost, totals, budget.rows - budget.prefill_kept, plan);
     int64_t time_ps = prefill_budget_ps(view, policy, cost, totals, plan);
     bool tried[PROFILES] = {};

@@ -104,7 +104,9 @@ struct StatsPage {
         utilization_ppm; // share of the measured roofline during the last second, parts per million
     uint64_t last_step_rows;
     uint64_t oldest_waiting_ns; // age of the oldest request that waits; 0 if none
-    uint64_t reserved[6];
+    uint64_t drafted_tokens;    // rows that speculation added
+    uint64_t accepted_drafts;   // of these, right ones: tokens that cost no step of their own
+    uint64_t reserved[4];
 };
 
 constexpr uint32_t REGION_MAGIC = 0x4c425553; // "SUBL"

@@ -88,7 +88,9 @@ class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other
     threads."""
     @staticmethod
-    def with_model(model: Model) -> LoopEngine: ...
+    def with_model(model: Model, *, speculation: bool = True) -> LoopEngine:
+        """speculation: guess tokens from what a request has said and check them in the same step,
+        where that pays. The tokens are the same."""
     @staticmethod
     def with_script(
         script: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -99,6 +101,7 @@ class LoopEngine:
         stop_token: int = 2,
         step_delay_us: int = 0,
         prefill_delay_us_per_token: int = 0,
+        speculation: bool = False,
     ) -> LoopEngine:
         """No model. A request whose prompt contains the first sequence of a pair (first match wins;
         an empty sequence matches all) is answered with the second, then stop_token; without a match

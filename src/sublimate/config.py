@@ -76,6 +76,13 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
             extra={"size": True},
         ),
     ] = 0
+    speculation: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto: guess tokens from the text so far and check them in the same step, "
+            "where that is faster; the answer stays the same."
+        ),
+    ] = "auto"
     script: Annotated[
         str,
         Meta(

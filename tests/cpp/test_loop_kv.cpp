@@ -148,6 +148,33 @@ TEST(a_private_request_neither_reads_nor_publishes) {
     EXPECT_EQ(pool.cache.store().free_count(), 16);
 }
 
+TEST(wrong_drafts_go_back_to_the_reservation) {
+    Pool pool(8);
+    Row row(counting(PAGE - 2));
+    EXPECT(row.admit(pool, 2 * PAGE)); // 3 pages
+    row.compute_rest(pool);
+    auto draft = [&](int32_t first, int32_t count) {
+        for (int32_t i = 0; i < count; i++) pool.cache.append(row.table, first + i, 900 + i, true);
+    };
+    draft(PAGE - 2, PAGE + 6); // into the third page
+    EXPECT_EQ(row.table.count, 3);
+    EXPECT_EQ(row.table.reserved, 0);
+    pool.cache.commit(row.table, PAGE - 2, PAGE - 1);
+    pool.cache.take_back(row.table, PAGE - 1); // one of them was right
+    EXPECT_EQ(row.table.count, 1);
+    EXPECT_EQ(row.table.reserved, 2);
+    EXPECT_EQ(pool.cache.reserved(), 2);
+    EXPECT_EQ(pool.cache.store().free_count(), 7);
+    EXPECT(audit(pool, {&row}) == nullptr);
+    draft(PAGE - 1, 2);
+    EXPECT_EQ(pool.cache.token_at(row.table, PAGE - 1), 900);
+    pool.cache.commit(row.table, PAGE - 1, PAGE + 1);
+    pool.cache.take_back(row.table, PAGE + 1);
+    EXPECT_EQ(row.table.count, 2);
+    EXPECT(pool.cache.store().at(row.table.pages[0]).published);
+    EXPECT(audit(pool, {&row}) == nullptr);
+}
+
 TEST(admission_reserves_and_refuses_without_a_trace) {
     Pool pool(4);
     Row big(counting(PAGE), {1, 2, 0, 0});

@@ -42,7 +42,10 @@ struct ModelTraits {
     int32_t vocabulary = 48;
     bool arithmetics_differ = false; // the generated arithmetic gives other bits
     int32_t nan_period = 0;          // one row in so many has a non-finite logit; 0 none
+    int32_t habit_percent = 0;       // rows that prefer the token that follows their own by habit
 };
+
+constexpr float HABIT_LOGIT = 12.0f; // the others lie in [-4, 4)
 
 // What a position contributes: sum is the sum over all earlier positions.
 inline uint64_t context_hash(uint64_t sum, int32_t token, int32_t position, uint64_t tenant,
@@ -60,11 +63,16 @@ inline bool is_poisoned(uint64_t hash, const ModelTraits& traits) {
     return traits.nan_period > 0 && mix_hash(hash) % static_cast<uint64_t>(traits.nan_period) == 0;
 }
 
-inline void fill_logits(uint64_t hash, const ModelTraits& traits, float* logits) {
+// token: the row's own. By habit each token has one successor, so the text runs in circles, which
+// is what drafts are made of; whether a row follows the habit depends on all that came before.
+inline void fill_logits(uint64_t hash, int32_t token, const ModelTraits& traits, float* logits) {
     for (int32_t id = 0; id < traits.vocabulary; id++) {
         uint64_t value = mix_hash(hash + static_cast<uint64_t>(id)) >> 40;
         logits[id] = static_cast<float>(value) * (8.0f / 16777216.0f) - 4.0f;
     }
+    if (static_cast<int32_t>(mix_hash(~hash) % 100) < traits.habit_percent)
+        logits[mix_hash(static_cast<uint64_t>(token)) % static_cast<uint64_t>(traits.vocabulary)] +=
+            HABIT_LOGIT;
     if (!is_poisoned(hash, traits)) return;
     auto victim = static_cast<int32_t>(hash % static_cast<uint64_t>(traits.vocabulary));
     logits[victim] = (hash & 1) != 0 ? __builtin_nanf("") : __builtin_huge_valf();
@@ -102,8 +110,10 @@ public:
         CHECK(next_row == step.row_count);
         for (int32_t i = 0; i < step.logit_row_count; i++) {
             CHECK(i == 0 || step.logit_rows[i] > step.logit_rows[i - 1]);
-            uint64_t sum = sums_[static_cast<size_t>(step.logit_rows[i])];
-            fill_logits(row_hash(sum), traits_, logits_.data() + i * traits_.vocabulary);
+            int32_t row = step.logit_rows[i];
+            uint64_t sum = sums_[static_cast<size_t>(row)];
+            fill_logits(row_hash(sum), step.tokens[row], traits_,
+                        logits_.data() + i * traits_.vocabulary);
         }
         return logits_.data();
     }

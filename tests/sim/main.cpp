@@ -88,16 +88,17 @@ void print_coverage(const Coverage& c, double seconds, uint64_t seeds) {
                 n(c.cached), n(c.evictions), n(c.cancelled_queue), n(c.cancelled_prefill),
                 n(c.cancelled_decode), n(c.stale), n(c.refused), n(c.hostile), n(c.failed));
     std::printf("mask waits %llu, ring full %llu, lost edges %llu, edge deaths %llu, engine deaths "
-                "%llu, drained %llu\n",
+                "%llu, drained %llu, drafts %llu (right %llu)\n",
                 n(c.mask_waits), n(c.ring_full), n(c.lost_edges), n(c.edge_deaths),
-                n(c.engine_deaths), n(c.drained));
+                n(c.engine_deaths), n(c.drained), n(c.drafted), n(c.accepted_drafts));
 }
 
 bool covers_everything(const Coverage& c) {
     return c.tokens > 0 && c.cached > 0 && c.evictions > 0 && c.cancelled_queue > 0 &&
            c.cancelled_prefill > 0 && c.cancelled_decode > 0 && c.stale > 0 && c.refused > 0 &&
            c.failed > 0 && c.mask_waits > 0 && c.ring_full > 0 && c.lost_edges > 0 &&
-           c.edge_deaths > 0 && c.engine_deaths > 0 && c.hostile > 0;
+           c.edge_deaths > 0 && c.engine_deaths > 0 && c.hostile > 0 && c.accepted_drafts > 0 &&
+           c.drafted > c.accepted_drafts;
 }
 
 // current: told the seed before it is played, so that a crash can be replayed too.

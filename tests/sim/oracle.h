@@ -129,7 +129,7 @@ private:
     }
 
     void predict(Sample& sample) {
-        fill_logits(row_hash(sum_), traits_, logits_.data());
+        fill_logits(row_hash(sum_), tokens_.back(), traits_, logits_.data());
         const RequestHeader& h = spec_->header;
         bool masked = (h.flags & FLAG_MASKED) != 0;
         if (masked) mask_words_for(spec_->mask_seed, generated_, traits_.vocabulary, mask_.data());
@@ -146,7 +146,7 @@ private:
             Sample sample = {};
             sample.ids[0] = -1;
             if (at > 0) {
-                fill_logits(row_hash(sum_), traits_, logits_.data());
+                fill_logits(row_hash(sum_), tokens_.back(), traits_, logits_.data());
                 int32_t next = spec_->prompt[static_cast<size_t>(at)];
                 score_row(scalar_sampler_ops(), logits_.data(), traits_.vocabulary, next, sample);
                 if (sample.token < 0)

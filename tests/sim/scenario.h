@@ -117,6 +117,9 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.budget_max = random.between(2, s.loop.context_tokens < 80 ? 12 : 48);
     s.prompt_max = random.between(2, s.loop.context_tokens - s.budget_max);
     s.tenants = random.between(1, 3);
+    s.loop.speculation = random.chance(60);
+    if (random.chance(50)) s.loop.cost.decode_row_ps = int64_t{random.between(1, 60)} * 1'000'000;
+    s.traits.habit_percent = random.chance(60) ? random.between(30, 98) : 0;
     return s;
 }
 

@@ -12,6 +12,7 @@ World::World() {
     largest.pages = PAGES_SIMULATED_MAX;
     largest.sequences_max = SEQUENCES_SIMULATED_MAX;
     largest.queue_max = QUEUE_SIMULATED_MAX;
+    largest.speculation = true;
     auto bytes = static_cast<size_t>(align_up(loop_memory_bytes(largest), 4096));
     memory_ = std::aligned_alloc(4096, bytes);
     CHECK(memory_ != nullptr);
@@ -86,6 +87,8 @@ void World::collect() {
     coverage_.failed += totals.failed;
     coverage_.mask_waits += totals.mask_waits;
     coverage_.ring_full += totals.ring_full_waits;
+    coverage_.drafted += totals.drafted_tokens;
+    coverage_.accepted_drafts += totals.accepted_drafts;
 }
 
 // ---- what happens between two iterations
@@ -159,6 +162,7 @@ std::string World::check_after_iteration() {
     if (audit) return std::string("audit: ") + audit;
     std::string why = check_cancels();
     if (why.empty()) why = check_turns();
+    if (why.empty()) why = check_drafts();
     if (why.empty()) why = check_progress();
     if (why.empty()) why = check_lost();
     return why;
@@ -216,6 +220,21 @@ std::string World::check_time_budget() const {
     if (plan.decode_ps == 0 || plan.prefill_rows <= rows_min) return "";
     if (plan.prefill_ps > plan.decode_ps / 100 * (percent_max - 100))
         return "prompts took more time than decode rows give them";
+    return "";
+}
+
+// Drafts are rows of decode entries that the plan's budget left free, and nothing else.
+std::string World::check_drafts() const {
+    const LoopState& state = loop_->state();
+    const Plan& plan = *state.plan;
+    if (plan.rows == 0) return "";
+    int32_t drafts = 0;
+    for (int32_t i = 0; i < plan.count; i++) {
+        if (state.candidates[plan.entries[i].candidate].decode) drafts += plan.entries[i].rows - 1;
+    }
+    if (drafts != plan.draft_rows) return "drafts are miscounted";
+    if (drafts > 0 && !scenario_.loop.speculation) return "drafts without speculation";
+    if (drafts > 0 && plan.rows > plan.rows_max) return "drafts broke the row budget";
     return "";
 }
 

@@ -58,6 +58,7 @@ SETTINGS = (
     "threads",
     "isa",
     "kv_memory",
+    "speculation",
     "context_length",
     "profile",
 )
@@ -160,6 +161,10 @@ def native(effective: Effective, options: Options) -> ExitCode:
 
     fields = msgspec.structs.asdict(settings.engine)
     del fields["script"]
+    # A model that is made to go on and on repeats itself: guesses would come true as they never do
+    # for a reader's text.
+    if effective.origins["speculation"] == "default":
+        fields["speculation"] = "off"
     cache = cache_folder(settings)
     with Engine(settings.model, cache_dir=cache, profile=settings.edge.profile, **fields) as engine:
         try:

@@ -62,6 +62,8 @@ LOOP_COUNTERS = {
     "step_count": ("steps", "Steps of the loop."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generated_tokens": ("generation_tokens", "Tokens generated."),
+    "drafted_tokens": ("spec_decode_num_draft_tokens", "Tokens guessed and checked in a step."),
+    "accepted_drafts": ("spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
     "cached_tokens": ("prefix_cache_hits", "Prompt tokens that came from the prefix cache."),
     "accepted": ("requests_accepted", "Records taken from the rings."),
     "finished": ("requests_finished", "Terminal events published."),

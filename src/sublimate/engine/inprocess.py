@@ -63,6 +63,7 @@ class Engine:
         rope_factor: float = 0.0,
         isa: Literal["", "ref", "portable", "avx2", "avx512", "amx"] = "",
         kv_memory: int = 0,
+        speculation: Literal["auto", "off"] = "auto",
         cache_dir: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -76,6 +77,7 @@ class Engine:
             rope_factor=rope_factor,
             isa=isa,
             kv_memory=kv_memory,
+            speculation=speculation,
         )
         loop, info = load_engine(str(file.path), settings, progress or (lambda fraction: None))
         self._begin(loop, info, load_text(str(file.path)), profile)

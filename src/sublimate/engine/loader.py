@@ -47,7 +47,7 @@ def load_engine(
             kv_bytes=settings.kv_memory,
             progress=progress,
         )
-        engine = _core.LoopEngine.with_model(model)
+        engine = _core.LoopEngine.with_model(model, speculation=settings.speculation == "auto")
         begin = time.monotonic()
         engine.warm_up()
         warm_up_seconds = time.monotonic() - begin
@@ -69,6 +69,7 @@ def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
             stop_token=script.stop_token,
             step_delay_us=script.step_delay_us,
             prefill_delay_us_per_token=script.prefill_delay_us_per_token,
+            speculation=script.speculation,
         )
     except _core.CoreError as error:
         raise ConfigError(f"The script is not valid: {error}") from None

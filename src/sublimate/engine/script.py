@@ -22,6 +22,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop_token: int = 2
     step_delay_us: int = 0
     prefill_delay_us_per_token: int = 0
+    speculation: bool = False
 
 
 def read_script(path: str) -> Script:
