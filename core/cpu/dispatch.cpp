@@ -81,7 +81,9 @@ const Ops& amx_table() {
         Ops joined = AVX512_OPS;
         joined.name = "amx";
         joined.isa = Isa::amx;
+        joined.matmul = amx_matmul;
         joined.matmul_prompt = amx_matmul_prompt;
+        joined.attention_prompt = amx_attention_prompt;
         return joined;
     }();
     return ops;

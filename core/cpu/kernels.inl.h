@@ -2,7 +2,7 @@
 // set's object includes this after its own lanes header. ref.cpp is the twin of every function
 // here.
 //
-// defines: rms_norm, quantise, rope, kv_append, swiglu, add, argmax, max_value, sum_exp,
+// defines: rms_norm, quantise, to_bf16, rope, kv_append, swiglu, add, argmax, max_value, sum_exp,
 // all_finite,
 //          gumbel_argmax
 #pragma once
@@ -78,6 +78,11 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
         scales[group] = scale < SMALLEST_NORMAL ? 0.0f : scale;
         sums[group] = sum_lanes_signed(sum);
     }
+}
+
+// Left to the compiler: the numbers are few and the words have no lanes type.
+void to_bf16(const float* x, int32_t count, uint16_t* out) {
+    for (int32_t i = 0; i < count; ++i) out[i] = float_to_bf16(x[i]);
 }
 
 // Even lanes: x0 * cos - x1 * sin; odd lanes: x1 * cos + x0 * sin; the second product is rounded

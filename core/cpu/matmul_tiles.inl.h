@@ -1,42 +1,34 @@
-// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations become bf16,
-// and every output is summed in fp32 over its full depth, one tile of 32 columns after the other in
+// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations are bf16, and
+// every output is summed in fp32 over its full depth, one tile of 32 columns after the other in
 // ascending order. No output depends on which rows or panels share a call: a tile row is one row of
 // activations.
 //
-// Written against a `Machine` (tile registers, bf16 rounding): the hardware, or a plain emulation
-// that the tests run anywhere.
-//   weight = bf16(fma(scale, float(u - offset), minimum)), k6 with d * s for its scale; activation
-//   = bf16(x), both to nearest even per tile: even and odd columns are two chains of fused
-//   multiply-adds from zero, subnormals count as zero; acc = acc + (even + odd) (TDPBF16PS, Intel
-//   SDM volume 2)
+//   weight = bf16(fma(scale, float(u - offset), minimum)), k6 with d * s for its scale, to nearest
+//   even; per tile: even and odd columns are two chains of fused multiply-adds from zero,
+//   subnormals count as zero; acc = acc + (even + odd) (TDPBF16PS, Intel SDM volume 2)
+//
+// A panel's tiles are made once for all rows of a block and stay in the cache; the rows pass by.
 //
 // defines: matmul_tiles
 #pragma once
 
 #include "k_panels.inl.h"
-#include "tables.h"
+#include "tiles.inl.h"
 
 namespace sublimate::cpu {
 namespace {
 
-constexpr int32_t TILE_ROWS = 16;
-constexpr int32_t TILE_WORDS = 512; // 16 x 32 bf16
-constexpr int32_t TILE_ROW_BYTES = 64;
-constexpr int32_t BLOCK_TILES = 2; // tiles side by side and tiles on top of each other
-constexpr int32_t TILE_BLOCK = BLOCK_TILES * TILE_ROWS;
 constexpr int32_t TILE_GROUPS_MAX = 24; // groups of a column chunk: two panels take 48 KB
-constexpr int32_t TILE_ROWS_MAX = 128;  // rows of a row block: their bf16 takes 192 KB
+constexpr int32_t TILE_ROWS_MAX = 128;  // rows of a row block: their chunk takes 192 KB
 constexpr int32_t TILE_STRIDE = TILE_GROUPS_MAX * GROUP_COLUMNS;
 
-static_assert(TILE_ROWS == PANEL_ROWS, "a panel is one tile wide");
-static_assert(TILE_WORDS == PANEL_ROWS * GROUP_COLUMNS, "a group is one tile deep");
 static_assert(TILE_ROWS_MAX % TILE_BLOCK == 0);
 
 // What one thread needs while it runs, on its stack.
 struct TileBuffers {
-    alignas(64) uint16_t rows[TILE_ROWS_MAX * TILE_STRIDE]; // (row, column of the chunk) bf16
     alignas(64) uint16_t weights[BLOCK_TILES][TILE_GROUPS_MAX * TILE_WORDS];
-    alignas(64) float sums[TILE_BLOCK * TILE_BLOCK]; // of a block that is not whole
+    alignas(64) uint16_t rows[TILE_BLOCK * TILE_STRIDE]; // of a block that is not whole
+    alignas(64) float sums[TILE_BLOCK * TILE_BLOCK];     // likewise
 };
 
 struct TileCall {
@@ -48,6 +40,10 @@ struct TileCall {
     int32_t row_count;
     int32_t first_group; // of the column chunk
     int32_t groups;
+
+    const uint16_t* rows() const {
+        return x.bf16 + int64_t{row_begin} * x.columns + int64_t{first_group} * GROUP_COLUMNS;
+    }
 };
 
 // Two columns of 16 outputs from a register of four columns each: bits [shift, shift + width) of
@@ -129,16 +125,13 @@ INLINE void decode_panel(const TileCall& call, int32_t panel, uint16_t* to) {
     }
 }
 
-// The row block's activations as bf16; rows that fill up the last tile are zero.
-template <class Machine>
-INLINE void convert_rows(const TileCall& call, uint16_t* to) {
-    const int32_t whole = (call.row_count + TILE_BLOCK - 1) / TILE_BLOCK * TILE_BLOCK;
-    for (int32_t r = 0; r < whole; ++r) {
-        uint16_t* row = to + int64_t{r} * TILE_STRIDE;
-        const float* from = call.x.f32 + int64_t{call.row_begin + r} * call.x.columns +
-                            int64_t{call.first_group} * GROUP_COLUMNS;
-        for (int32_t c = 0; c < call.groups * GROUP_COLUMNS; c += LANES) {
-            Machine::store_bf16(row + c, r < call.row_count ? load(from + c) : splat(0.0f));
+// The last rows of a block, and zeros that fill up their tiles.
+INLINE void copy_rows(const TileCall& call, uint16_t* to) {
+    const int32_t first = call.row_count / TILE_BLOCK * TILE_BLOCK;
+    for (int32_t r = first; r < first + TILE_BLOCK; ++r, to += TILE_STRIDE) {
+        const uint16_t* from = call.rows() + int64_t{r} * call.x.columns;
+        for (int32_t c = 0; c < call.groups * GROUP_COLUMNS; c += GROUP_COLUMNS) {
+            store_bits(to + c, r < call.row_count ? load_bits(from + c) : splat_bits(0));
         }
     }
 }
@@ -175,9 +168,12 @@ INLINE void tile_block(Machine& machine, const TileCall& call, TileBuffers& buff
         if (!whole) copy_outputs(call, row, panel, panel_end, sums, false);
         machine.load_sums(sums, stride);
     }
-    const uint16_t* rows = buffers.rows + int64_t{row} * TILE_STRIDE;
+    const bool whole_rows = row + TILE_BLOCK <= call.row_count;
+    const uint16_t* rows =
+        whole_rows ? call.rows() + int64_t{row} * call.x.columns : buffers.rows;
+    const int64_t row_stride = whole_rows ? call.x.columns : TILE_STRIDE;
     for (int32_t g = 0; g < call.groups; ++g) {
-        machine.load_rows(rows + int64_t{g} * GROUP_COLUMNS, TILE_STRIDE);
+        machine.stream_rows(rows + int64_t{g} * GROUP_COLUMNS, row_stride);
         machine.load_weights(buffers.weights[0] + int64_t{g} * TILE_WORDS,
                              buffers.weights[1] + int64_t{g} * TILE_WORDS);
         machine.multiply();
@@ -189,7 +185,7 @@ INLINE void tile_block(Machine& machine, const TileCall& call, TileBuffers& buff
 template <class Machine>
 void tile_chunk(Machine& machine, const TileCall& call, TileBuffers& buffers, int32_t panel_begin,
                 int32_t panel_end) {
-    convert_rows<Machine>(call, buffers.rows);
+    if (call.row_count % TILE_BLOCK != 0) copy_rows(call, buffers.rows);
     for (int32_t panel = panel_begin; panel < panel_end; panel += BLOCK_TILES) {
         for (int32_t p = 0; p < BLOCK_TILES; ++p) {
             // Beside an odd last panel stands the same one again; its sums go nowhere.
@@ -210,7 +206,6 @@ void matmul_tiles(const PackedMatrix& matrix, const Activations& x, int32_t row_
     KERNEL_CHECK(matrix.columns == x.columns, "a matrix meets rows of its own width");
     KERNEL_CHECK(panel_begin >= 0 && panel_end <= matrix.panels, "panels that exist");
     KERNEL_CHECK(row_begin >= 0 && row_begin <= row_end, "rows in order");
-
     KERNEL_CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine),
                  "panels of their full size");
     Machine machine;

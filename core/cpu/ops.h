@@ -4,9 +4,9 @@
 // over its own inputs.
 //
 // EQUAL BITS. ref, portable, avx2 and avx512 return the same bits from every primitive but one:
-// portable's attention rounds products before it adds them. amx equals avx512 but for
-// matmul_prompt of quantised weights. fma(a, b, c) below is rounded once; every other operation by
-// itself.
+// portable's attention rounds products before it adds them. amx equals avx512 but for the prompt's
+// arithmetic: matmul_prompt of quantised weights and attention_prompt of bf16 pages. fma(a, b, c)
+// below is rounded once; every other operation by itself.
 //   reduction   16 partial sums, element i in lane i % 16; then lane += lane + 8, + 4, + 2, + 1
 //   exp         exp_polynomial of loop/gumbel.h, but a NaN stays a NaN
 //   attention   per row and head: q = query * scale; per page in order: score = fma over channels
@@ -136,15 +136,16 @@ constexpr SuperLayout super_layout(WeightKind kind) {
 }
 
 // ---- activations ------------------------------------------------------------------------------
-// Rows prepared once per norm and read by every matmul that consumes it. f32 kinds read `f32`, as
-// does matmul_prompt on tiles; quantised kinds read int8 values with a scale per 32 columns: x ~
-// scale * value, sum = sum of the 32 values.
+// Rows prepared once per norm and read by every matmul that consumes it. f32 kinds read `f32`,
+// quantised kinds int8 values with a scale per 32 columns: x ~ scale * value, sum = sum of the 32
+// values; matmul_prompt on tiles reads `bf16`.
 struct Activations {
     const float* f32;     // (row, columns)
     const int8_t* values; // (row, columns)
     const float* scales;  // (row, columns / 32)
     const int32_t* sums;  // (row, columns / 32)
     int32_t columns;
+    const uint16_t* bf16 = nullptr; // (row, columns)
 };
 
 // ---- KV ---------------------------------------------------------------------------------------
@@ -192,6 +193,8 @@ struct Ops {
     // row. A scale below the smallest normal float is 0; if it is infinite or a NaN the values are
     // 0, so that the outcome is a NaN and gets noticed.
     void (*quantise)(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums);
+    // To nearest, ties to even; a NaN stays one.
+    void (*to_bf16)(const float* x, int32_t count, uint16_t* out);
     // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels
     // [panel_begin, panel_end); lanes past matrix.rows are not written. Groups in column order:
     //   acc = fma(float(exact int32 sum of (u - offset) * value), d * scale, acc), then if affine
@@ -203,7 +206,8 @@ struct Ops {
                    int64_t out_stride);
     // The prompt's arithmetic. Where no separate one exists this is the same function as matmul,
     // and pages that decoding wrote equal pages that a prompt wrote. On AMX (quantised kinds): bf16
-    // tiles over the full depth, see matmul_tiles.inl.h.
+    // tiles over the full depth, see matmul_tiles.inl.h. Where it is separate it reads bf16
+    // activations of quantised kinds.
     void (*matmul_prompt)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                           int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                           int64_t out_stride);
@@ -215,6 +219,8 @@ struct Ops {
     void (*kv_append)(const float* key, const float* value, const KvLayout& layout,
                       std::byte* pages, int32_t page, int32_t lane);
     void (*attention)(const AttentionCall& call, const KvLayout& layout);
+    // The prompt's, as matmul_prompt. On AMX (bf16 pages): bf16 tiles, see attention_tiles.inl.h.
+    void (*attention_prompt)(const AttentionCall& call, const KvLayout& layout);
     // out[i] = (g / (1 + exp(min(-g, 80)))) * up[i]
     void (*swiglu)(const float* gate, const float* up, int32_t count, float* out);
     // x[i] += y[i]

@@ -72,6 +72,10 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
     }
 }
 
+void to_bf16(const float* x, int32_t count, uint16_t* out) {
+    for (int32_t i = 0; i < count; ++i) out[i] = float_to_bf16(x[i]);
+}
+
 // ---- matmul -----------------------------------------------------------------------------------
 
 struct Panel {
@@ -365,11 +369,13 @@ constinit const Ops REF_OPS = {
     .isa = Isa::ref,
     .rms_norm = rms_norm,
     .quantise = quantise,
+    .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,
     .rope = rope,
     .kv_append = kv_append,
     .attention = attention,
+    .attention_prompt = attention,
     .swiglu = swiglu,
     .add = add,
     .argmax = argmax,

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <vector>
 
+#include "core/cpu/numbers.h"
 #include "core/cpu/ops.h"
 
 namespace sublimate::cpu::testing {
@@ -211,6 +212,7 @@ struct QuantisedRows {
     std::vector<int8_t> values;
     std::vector<float> scales;
     std::vector<int32_t> sums;
+    std::vector<uint16_t> bf16;
     Activations activations;
 };
 
@@ -234,7 +236,9 @@ inline QuantisedRows random_rows(Random& random, int32_t rows, int32_t columns) 
         x.sums[static_cast<size_t>(g)] = sum;
         x.scales[static_cast<size_t>(g)] = random.between(0.0f, 0.1f);
     }
-    x.activations = {x.f32.data(), x.values.data(), x.scales.data(), x.sums.data(), columns};
+    for (float value : x.f32) x.bf16.push_back(float_to_bf16(value));
+    x.activations = {x.f32.data(),  x.values.data(), x.scales.data(),
+                     x.sums.data(), columns,         x.bf16.data()};
     return x;
 }
 

@@ -1,85 +1,16 @@
-// The AMX kernel's logic on any machine: the same template as core/cpu/amx.cpp, over tiles that are
-// plain arrays with the documented semantics of TDPBF16PS. Compared with a sum in double over the
-// same bf16 numbers.
+// The prompt's matrix product on tiles, on any machine: the same template as core/cpu/amx.cpp, over
+// tiles that are plain arrays. Compared with a sum in double over the same bf16 numbers.
 #include "core/cpu/lanes_portable.inl.h"
 
 #include "core/cpu/matmul_tiles.inl.h"
 
 #include "ops_testing.h"
+#include "software_tiles.h"
 
 namespace sublimate::cpu {
 namespace {
 
 using namespace testing;
-
-float flushed(float x) {
-    return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
-}
-
-// Intel SDM volume 2, TDPBF16PS: fp32 fused multiply-adds, subnormals are zero on both sides.
-class SoftwareTiles {
-public:
-    static void buffers_written() {}
-
-    static LanesBits bf16_pairs(Lanes a, Lanes b) {
-        float even[LANES];
-        float odd[LANES];
-        uint16_t words[2 * LANES];
-        store(even, a);
-        store(odd, b);
-        for (int32_t i = 0; i < LANES; ++i) {
-            words[2 * i] = float_to_bf16(even[i]);
-            words[2 * i + 1] = float_to_bf16(odd[i]);
-        }
-        return load_bits(words);
-    }
-    static void store_bf16(uint16_t* to, Lanes a) {
-        float numbers[LANES];
-        store(numbers, a);
-        for (int32_t i = 0; i < LANES; ++i) to[i] = float_to_bf16(numbers[i]);
-    }
-
-    void clear_sums() { std::memset(sums_, 0, sizeof(sums_)); }
-    void load_sums(const float* from, int64_t stride) {
-        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            std::memcpy(sums_[r], from + r * stride, sizeof(sums_[r]));
-        }
-    }
-    void store_sums(float* to, int64_t stride) const {
-        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            std::memcpy(to + r * stride, sums_[r], sizeof(sums_[r]));
-        }
-    }
-    void load_rows(const uint16_t* rows, int64_t stride) {
-        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            std::memcpy(rows_[r], rows + r * stride, sizeof(rows_[r]));
-        }
-    }
-    void load_weights(const uint16_t* first, const uint16_t* second) {
-        std::memcpy(weights_[0], first, sizeof(weights_[0]));
-        std::memcpy(weights_[1], second, sizeof(weights_[1]));
-    }
-    void multiply() {
-        for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            for (int32_t n = 0; n < TILE_BLOCK; ++n) sums_[r][n] = dot(r, n);
-        }
-    }
-
-private:
-    float dot(int32_t r, int32_t n) const {
-        float chains[2] = {0.0f, 0.0f};
-        for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
-            const uint16_t weight = weights_[n / TILE_ROWS][k / 2 * 32 + n % TILE_ROWS * 2 + k % 2];
-            const float a = flushed(bf16_to_float(rows_[r][k]));
-            chains[k % 2] = flushed(std::fma(a, flushed(bf16_to_float(weight)), chains[k % 2]));
-        }
-        return flushed(flushed(sums_[r][n]) + flushed(chains[0] + chains[1]));
-    }
-
-    float sums_[TILE_BLOCK][TILE_BLOCK];
-    uint16_t rows_[TILE_BLOCK][GROUP_COLUMNS];
-    uint16_t weights_[BLOCK_TILES][TILE_WORDS];
-};
 
 constexpr float UNTOUCHED = 12345.0f;
 constexpr float NEAR = 2e-6f; // of the sum of magnitudes: fp32 sums of some hundred terms
@@ -149,9 +80,9 @@ void compare_with_double(const std::string& name, const Matrix& matrix, const Qu
             double sum = 0.0;
             double magnitude = 0.0;
             for (int32_t c = 0; c < s.columns; ++c) {
-                const float value = x.f32[static_cast<size_t>(row * s.columns + c)];
-                const double product = static_cast<double>(weight_at(matrix.packed, output, c)) *
-                                       bf16_to_float(float_to_bf16(value));
+                const uint16_t value = x.bf16[static_cast<size_t>(row * s.columns + c)];
+                const double product =
+                    static_cast<double>(weight_at(matrix.packed, output, c)) * bf16_to_float(value);
                 sum += product;
                 magnitude += std::fabs(product);
             }
