@@ -103,10 +103,12 @@ struct MatmulRow {
     int32_t rows;
 };
 
-void bench_matmul(const Options& options, const Ops& ops, int32_t threads, const MatmulRow& row) {
-    const std::string name = std::string("matmul ") + row.name + " " + std::to_string(row.outputs) +
-                             "x" + std::to_string(row.columns) + " rows " +
-                             std::to_string(row.rows);
+void bench_matmul(const Options& options, const Ops& ops, int32_t threads, const MatmulRow& row,
+                  bool prompt) {
+    auto* matmul = prompt ? ops.matmul_prompt : ops.matmul;
+    const std::string name = std::string(prompt ? "prompt " : "") + "matmul " + row.name + " " +
+                             std::to_string(row.outputs) + "x" + std::to_string(row.columns) +
+                             " rows " + std::to_string(row.rows);
     if (!wanted(options, name)) return;
     Random random(1);
     const Matrix matrix =
@@ -115,8 +117,8 @@ void bench_matmul(const Options& options, const Ops& ops, int32_t threads, const
     std::vector<float> out(static_cast<size_t>(row.rows) * static_cast<size_t>(row.outputs));
     const int32_t panels = matrix.packed.panels;
     const double seconds = best_of(options, threads, [&](int32_t thread) {
-        ops.matmul(matrix.packed, x.activations, 0, row.rows, panels * thread / threads,
-                   panels * (thread + 1) / threads, out.data(), row.outputs);
+        matmul(matrix.packed, x.activations, 0, row.rows, panels * thread / threads,
+               panels * (thread + 1) / threads, out.data(), row.outputs);
     });
     const double macs = 1.0 * row.rows * row.outputs * row.columns;
     print_row(ops, threads, name, seconds, static_cast<double>(matrix.bytes.size()), 2 * macs);
@@ -177,7 +179,10 @@ void bench_matmuls(const Options& options, const Ops& ops, int32_t threads) {
         {"bf16", WeightKind::bf16, false, 3072, 576, 1},
         {"bf16", WeightKind::bf16, false, 3072, 576, many},
     };
-    for (const MatmulRow& row : rows) bench_matmul(options, ops, threads, row);
+    for (const MatmulRow& row : rows) {
+        bench_matmul(options, ops, threads, row, false);
+        if (ops.matmul_prompt != ops.matmul) bench_matmul(options, ops, threads, row, true);
+    }
 }
 
 // ---- attention --------------------------------------------------------------------------------
@@ -191,13 +196,15 @@ struct AttentionRow {
 };
 
 void bench_attention(const Options& options, const Ops& ops, int32_t threads,
-                     const AttentionRow& row) {
+                     const AttentionRow& row, bool prompt) {
+    auto* attention = prompt ? ops.attention_prompt : ops.attention;
     constexpr int32_t KV_HEADS = 3;
     constexpr int32_t GROUP_HEADS = 3;
-    const std::string name =
-        std::string("attention ") + (row.type == KvType::bf16 ? "bf16" : "f32") + " dim " +
-        std::to_string(row.head_dim) + " rows " + std::to_string(row.rows) + " at " +
-        std::to_string(row.context) + " x" + std::to_string(row.sequences);
+    const std::string name = std::string(prompt ? "prompt " : "") + "attention " +
+                             (row.type == KvType::bf16 ? "bf16" : "f32") + " dim " +
+                             std::to_string(row.head_dim) + " rows " + std::to_string(row.rows) +
+                             " at " + std::to_string(row.context) + " x" +
+                             std::to_string(row.sequences);
     if (!wanted(options, name)) return;
     Random random(1);
     const int32_t element = row.type == KvType::bf16 ? 2 : 4;
@@ -215,10 +222,10 @@ void bench_attention(const Options& options, const Ops& ops, int32_t threads,
     const double seconds = best_of(options, threads, [&](int32_t thread) {
         for (int32_t job = thread; job < row.sequences * KV_HEADS; job += threads) {
             const int32_t head = job % KV_HEADS;
-            ops.attention({query.data(), stride, out.data(), stride, row.rows, row.context,
-                           head * GROUP_HEADS, GROUP_HEADS, head, arena.data(),
-                           table.data() + job / KV_HEADS * pages, 0.125f},
-                          layout);
+            attention({query.data(), stride, out.data(), stride, row.rows, row.context,
+                       head * GROUP_HEADS, GROUP_HEADS, head, arena.data(),
+                       table.data() + job / KV_HEADS * pages, 0.125f},
+                      layout);
         }
     });
     const double seen = row.rows * (row.context + (row.rows + 1) * 0.5) * row.sequences;
@@ -235,7 +242,12 @@ void bench_attentions(const Options& options, const Ops& ops, int32_t threads) {
         {1, 500, 128, KvType::bf16, 1}, {many, 0, 128, KvType::bf16, 1},
         {1, 500, 64, KvType::f32, 1},   {many, 0, 64, KvType::f32, 1},
     };
-    for (const AttentionRow& row : rows) bench_attention(options, ops, threads, row);
+    for (const AttentionRow& row : rows) {
+        bench_attention(options, ops, threads, row, false);
+        if (ops.attention_prompt != ops.attention) {
+            bench_attention(options, ops, threads, row, true);
+        }
+    }
 }
 
 // ---- rows and sampler -------------------------------------------------------------------------

@@ -96,12 +96,13 @@ void bind_gguf(nb::module_& m) {
 // ---- Model -----------------------------------------------------------------------------------
 using Progress = std::function<void(float)>;
 
-std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, int32_t context_length,
-                                  const std::string& rope_scaling, double rope_factor,
-                                  int32_t threads, const std::string& isa, int64_t kv_bytes,
-                                  const std::optional<Progress>& progress) {
+std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batch_invariant,
+                                  int32_t context_length, const std::string& rope_scaling,
+                                  double rope_factor, int32_t threads, const std::string& isa,
+                                  int64_t kv_bytes, const std::optional<Progress>& progress) {
     LoadOptions options;
     options.exact = exact;
+    options.batch_invariant = batch_invariant;
     options.overrides.context_length = context_length;
     options.overrides.rope_scaling = rope_scaling;
     options.overrides.rope_factor = rope_factor;
@@ -189,8 +190,9 @@ void bind_model(nb::module_& m) {
     bind_gguf(m);
     nb::class_<LoadedModel>(m, "Model")
         .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
-                    "context_length"_a = 0, "rope_scaling"_a = "", "rope_factor"_a = 0.0,
-                    "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0, "progress"_a = nb::none())
+                    "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
+                    "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
+                    "progress"_a = nb::none())
         .def_prop_ro("info", &model_info)
         .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false);
     m.def("probe", &probe);

@@ -211,11 +211,13 @@ INLINE void mask_span(const SpanBlock& block, int32_t i) {
     for (int32_t p = 0; p < block.pages; ++p) {
         for (int32_t odd = 0; odd < 2; ++odd) {
             float* at = scores + p * limits::PAGE_TOKENS + odd * LANES;
-            const auto first = static_cast<uint32_t>(p * limits::PAGE_TOKENS + odd);
-            const LanesBits token = lane_numbers() + lane_numbers() + splat_bits(first);
-            const LanesBits seen = greater_bits(limit, token);
-            const Lanes score = select(seen, load(at), splat(NEGATIVE_INFINITY));
-            store(at, score);
+            Lanes score = load(at);
+            if (tokens < (p + 1) * limits::PAGE_TOKENS) {
+                const auto first = static_cast<uint32_t>(p * limits::PAGE_TOKENS + odd);
+                const LanesBits token = lane_numbers() + lane_numbers() + splat_bits(first);
+                score = select(greater_bits(limit, token), score, splat(NEGATIVE_INFINITY));
+                store(at, score);
+            }
             best = greatest(score, best);
         }
     }
@@ -278,9 +280,13 @@ INLINE void finish_pass(const Pass& pass, const AttentionBuffers& buffers) {
         const float* from = buffers.out + int64_t{v} * pass.stride();
         float* to = pass.call.out + pass.row_of(v) * pass.call.out_stride + pass.channel_of(v);
         const float inverse = 1.0f / sum_lanes(buffers.sums[v]);
-        for (int32_t c = 0; c < pass.layout.head_dim; ++c) {
-            const int32_t i = c % STEP_CHANNELS;
-            to[c] = from[c - i + i % 2 * LANES + i / 2] * inverse + 0.0f;
+        for (int32_t c = 0; c < pass.layout.head_dim; c += STEP_CHANNELS) {
+            const int32_t left = pass.layout.head_dim - c;
+            const int32_t pairs = (left < STEP_CHANNELS ? left : STEP_CHANNELS) / 2;
+            for (int32_t i = 0; i < pairs; ++i) {
+                to[c + 2 * i] = from[c + i] * inverse + 0.0f;
+                to[c + 2 * i + 1] = from[c + LANES + i] * inverse + 0.0f;
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations are bf16, and
-// every output is summed in fp32 over its full depth, one tile of 32 columns after the other in
+// The prompt's matrix product on AMX: quantised weights become bf16 tiles, activations are bf16,
+// and every output is summed in fp32 over its full depth, one tile of 32 columns after the other in
 // ascending order. No output depends on which rows or panels share a call: a tile row is one row of
 // activations.
 //
@@ -169,8 +169,7 @@ INLINE void tile_block(Machine& machine, const TileCall& call, TileBuffers& buff
         machine.load_sums(sums, stride);
     }
     const bool whole_rows = row + TILE_BLOCK <= call.row_count;
-    const uint16_t* rows =
-        whole_rows ? call.rows() + int64_t{row} * call.x.columns : buffers.rows;
+    const uint16_t* rows = whole_rows ? call.rows() + int64_t{row} * call.x.columns : buffers.rows;
     const int64_t row_stride = whole_rows ? call.x.columns : TILE_STRIDE;
     for (int32_t g = 0; g < call.groups; ++g) {
         machine.stream_rows(rows + int64_t{g} * GROUP_COLUMNS, row_stride);

@@ -70,6 +70,14 @@ struct Int8Call {
     }
 };
 
+INLINE Lanes load_outputs(const float* from, int32_t lanes) {
+    return lanes == LANES ? load(from) : load_first(from, lanes);
+}
+INLINE void store_outputs(float* to, Lanes value, int32_t lanes) {
+    if (lanes == LANES) store(to, value);
+    if (lanes < LANES) store_first(to, value, lanes);
+}
+
 constexpr bool adds_minimum(const PackedMatrix& matrix) {
     return matrix.affine || is_k_kind(matrix.kind);
 }
@@ -87,6 +95,19 @@ INLINE void decode_int8_supers(const Int8Call& call, const std::byte* base, Int8
         store(to.minima + i * PANEL_ROWS, source.minimum(g));
     }
     to.groups = to.decoded;
+}
+
+// Fetches the same part of the panel that a later block reads in this one's place. Past the last
+// panel it asks for memory that nobody reads, which is harmless.
+INLINE void fetch_ahead(const Int8Call& call, int32_t panel) {
+    const int64_t all_groups = call.matrix.columns / GROUP_COLUMNS;
+    const int64_t bytes = call.matrix.panel_bytes;
+    const std::byte* next = call.matrix.data + (panel + BLOCK_TILES) * bytes;
+    const int64_t end = bytes * (call.first_group + call.groups) / all_groups;
+    for (int64_t at = bytes * call.first_group / all_groups; at < end;
+         at += limits::CACHE_LINE_BYTES) {
+        __builtin_prefetch(next + at);
+    }
 }
 
 INLINE void decode_int8_panel(const Int8Call& call, int32_t panel, Int8Panel& to) {
@@ -193,7 +214,7 @@ INLINE void int8_block(Machine& machine, const Int8Call& call, Int8Buffers& buff
         for (int32_t p = 0; p < BLOCK_TILES; ++p) {
             const bool begun = call.first_group > 0 && r < call.rows && p < call.panels;
             store(buffers.acc[r] + p * TILE_ROWS,
-                  begun ? load_first(call.outputs(r, p), call.lanes(p)) : splat(0.0f));
+                  begun ? load_outputs(call.outputs(r, p), call.lanes(p)) : splat(0.0f));
         }
     }
     prepare_int8_rows(call, buffers);
@@ -215,7 +236,7 @@ INLINE void int8_block(Machine& machine, const Int8Call& call, Int8Buffers& buff
     }
     for (int32_t r = 0; r < call.rows; ++r) {
         for (int32_t p = 0; p < call.panels; ++p) {
-            store_first(call.outputs(r, p), load(buffers.acc[r] + p * TILE_ROWS), call.lanes(p));
+            store_outputs(call.outputs(r, p), load(buffers.acc[r] + p * TILE_ROWS), call.lanes(p));
         }
     }
 }
@@ -243,6 +264,7 @@ void matmul_tiles_int8(const PackedMatrix& matrix, const Activations& x, int32_t
             for (int32_t p = 0; p < BLOCK_TILES; ++p) {
                 // Beside an odd last panel stands the same one again; its sums go nowhere.
                 decode_int8_panel(call, call.panel + (p < call.panels ? p : 0), buffers.panels[p]);
+                fetch_ahead(call, call.panel + p);
             }
             for (call.row = row_begin; call.row < row_end; call.row += TILE_BLOCK) {
                 const int32_t rest = row_end - call.row;

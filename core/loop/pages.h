@@ -69,7 +69,8 @@ SUBLIMATE_HD inline uint64_t join_words(int32_t low, int32_t high) {
 }
 
 // Which arithmetic wrote which row, of a page and all its ancestors, as one word: 0 if the prompt's
-// wrote all. Pages with equal tokens, parents, keys and provenance hold equal bits.
+// wrote all. Pages with equal tokens, parents, keys and provenance hold equal bits; with batch
+// invariance off, only those whose provenance is 0.
 constexpr uint64_t ALL_PROMPT = 0;
 constexpr uint64_t ANY_PROVENANCE = ~uint64_t{0};
 

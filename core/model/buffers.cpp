@@ -25,8 +25,10 @@ public:
 
     ActivationBuffer take_activations(int64_t rows, int32_t columns) {
         float* f32 = take<float>(rows * columns);
+        auto* bf16 = take<uint16_t>(rows * columns);
         ActivationBuffer buffer = take_quantised(rows, columns);
         buffer.f32 = f32;
+        buffer.bf16 = bf16;
         return buffer;
     }
 
@@ -76,8 +78,12 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
 Activations ActivationBuffer::from_row(int32_t row) const {
     int64_t channel = int64_t{row} * columns;
     int64_t group = int64_t{row} * (columns / GROUP_COLUMNS);
-    return {f32 == nullptr ? nullptr : f32 + channel, values + channel, scales + group,
-            sums + group, columns};
+    return {f32 == nullptr ? nullptr : f32 + channel,
+            values + channel,
+            scales + group,
+            sums + group,
+            columns,
+            bf16 == nullptr ? nullptr : bf16 + channel};
 }
 
 void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int32_t count,
@@ -85,6 +91,11 @@ void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int3
     int64_t channel = int64_t{row} * columns + first;
     int64_t group = channel / GROUP_COLUMNS;
     ops.quantise(x, count, values + channel, scales + group, sums + group);
+}
+
+void ActivationBuffer::to_bf16(const Ops& ops, int32_t row, int32_t first, int32_t count,
+                               const float* x) const {
+    ops.to_bf16(x, count, bf16 + int64_t{row} * columns + first);
 }
 
 void ActivationBuffer::quantise_pair(const Ops& ops, int32_t row, int32_t first, int32_t count,

@@ -19,12 +19,15 @@ struct ActivationBuffer {
     float* scales = nullptr;  // (rows, columns / 32)
     int32_t* sums = nullptr;  // (rows, columns / 32)
     int32_t columns = 0;
+    uint16_t* bf16 = nullptr; // (rows, columns)
 
     // The rows from `row` on.
     Activations from_row(int32_t row) const;
     // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just
     // those. `first` and `count` are whole groups.
     void quantise(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
+    // Likewise the bf16 form.
+    void to_bf16(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
     // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` with about 15 bits: the
     // second is what rounding took from the first. A matmul over both rows, added, reads the
     // weights once. Channels as for quantise; `scratch` holds `count` floats.
@@ -38,15 +41,15 @@ struct StepBuffers {
     float* cos_sin = nullptr;         // (STEP_ROWS_MAX, rope dimension)
     float* logits = nullptr;          // (LOGIT_ROWS_MAX, vocabulary)
     ActivationBuffer normed;          // (STEP_ROWS_MAX, hidden)
-    ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) without f32: see quantise_pair
-    ActivationBuffer attended_pairs;  // (2 * STEP_ROWS_MAX, query columns) without f32
+    ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) int8 only: see quantise_pair
+    ActivationBuffer attended_pairs;  // (2 * STEP_ROWS_MAX, query columns) int8 only
     ActivationBuffer attended;        // (STEP_ROWS_MAX, query columns)
     ActivationBuffer gated;           // (STEP_ROWS_MAX, feed_forward)
-    ActivationBuffer gated_pairs;     // (2 * STEP_ROWS_MAX, feed_forward) without f32
+    ActivationBuffer gated_pairs;     // (2 * STEP_ROWS_MAX, feed_forward) int8 only
     ActivationBuffer logit_rows;      // (LOGIT_ROWS_MAX, hidden)
     struct PerThread {
         ActivationBuffer normed;       // (REPEATED_NORM_ROWS_MAX, hidden)
-        ActivationBuffer normed_pairs; // (2 * REPEATED_NORM_ROWS_MAX, hidden) without f32
+        ActivationBuffer normed_pairs; // (2 * REPEATED_NORM_ROWS_MAX, hidden) int8 only
         float* row = nullptr;          // (the larger of hidden and query columns)
         float* item = nullptr;         // (ITEM_FLOATS_MAX)
         float* second_item = nullptr;  // (ITEM_FLOATS_MAX)

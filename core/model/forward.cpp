@@ -17,6 +17,8 @@ constexpr int32_t SINK_POSITIONS = 16;
 // Layers whose rounding errors pass through the most others, and in which those activations form.
 constexpr int32_t FIRST_LAYERS = 4;
 constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
+// Without batch invariance: a tile has 16 rows, with fewer the prompt's arithmetic gains nothing.
+constexpr int32_t PROMPT_ARITHMETIC_ROWS_MIN = 16;
 constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
 
 bool quantised(const PackedMatrix& matrix) {
@@ -68,8 +70,17 @@ void CpuModel::prepare(const Step& step) {
     CHECK(step.logit_row_count >= 0 && step.logit_row_count <= limits::LOGIT_ROWS_MAX);
     step_ = &step;
     plan_ = &plans_.for_rows(step.row_count);
+    prepare_arithmetic(step);
     prepare_row_blocks(step);
     prepare_attention(step);
+}
+
+void CpuModel::prepare_arithmetic(const Step& step) {
+    int32_t generated_rows = 0;
+    for (int32_t s = 0; s < step.segment_count; s++)
+        if (step.segments[s].arithmetic == Arithmetic::generated)
+            generated_rows += step.segments[s].row_count;
+    all_as_prompt_ = !batch_invariant_ && generated_rows >= PROMPT_ARITHMETIC_ROWS_MIN;
 }
 
 void CpuModel::prepare_row_blocks(const Step& step) {
@@ -88,14 +99,14 @@ void CpuModel::prepare_row_blocks(const Step& step) {
             if (row_block_count_ > 0) {
                 RowBlock& last = row_blocks_[static_cast<size_t>(row_block_count_ - 1)];
                 bool joins = last.sink == sink && last.end - last.begin < rows_max &&
-                             (same_arithmetic() || last.arithmetic == segment.arithmetic);
+                             (same_arithmetic() || last.arithmetic == arithmetic_of(segment));
                 if (joins) {
                     last.end++;
                     continue;
                 }
             }
             row_blocks_[static_cast<size_t>(row_block_count_++)] = {row, row + 1,
-                                                                    segment.arithmetic, sink};
+                                                                    arithmetic_of(segment), sink};
         }
     }
     CHECK(next_row == step.row_count);
@@ -115,7 +126,7 @@ void CpuModel::prepare_attention(const Step& step) {
             int32_t page = table[position / limits::PAGE_TOKENS];
             CHECK(page >= 0 && page < kv_.pages);
             row_pages_[static_cast<size_t>(row)] = page;
-            row_arithmetic_[static_cast<size_t>(row)] = segment.arithmetic;
+            row_arithmetic_[static_cast<size_t>(row)] = arithmetic_of(segment);
         }
         for (int32_t i = 0; i < segment.row_count; i += ATTENTION_BLOCK_ROWS)
             attention_blocks_[static_cast<size_t>(attention_block_count_++)] = {
@@ -179,6 +190,7 @@ void CpuModel::norm(int32_t thread, const float* weight, const float* x, const R
                     int32_t row, Form form) const {
     float* normed = out.plain->f32 + int64_t{row} * config_.hidden;
     ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
+    if (form == Form::bf16) out.plain->to_bf16(ops_, row, 0, config_.hidden, normed);
     if (form == Form::quantised) out.plain->quantise(ops_, row, 0, config_.hidden, normed);
     if (form == Form::pairs)
         out.pairs->quantise_pair(ops_, row, 0, config_.hidden, normed,
@@ -191,8 +203,8 @@ CpuModel::Rows CpuModel::norm_rows(int32_t thread, const float* weight, Form for
     if (plan_->repeats_norms) out = {&own.normed, &own.normed_pairs};
     auto norm_row = [&](int32_t row) {
         Form row_form = form;
-        if (!same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt)
-            row_form = Form::f32;
+        if (form != Form::f32 && !same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt)
+            row_form = Form::bf16;
         else if (form == Form::quantised && is_sink(row))
             row_form = Form::pairs;
         norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, row_form);
@@ -210,8 +222,12 @@ bool CpuModel::is_sink(int32_t row) const {
     return step_->positions[row] < SINK_POSITIONS;
 }
 
-bool CpuModel::reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const {
-    return !quantised(matrix) || (arithmetic == Arithmetic::prompt && !same_arithmetic());
+bool CpuModel::reads_bf16(const PackedMatrix& matrix, Arithmetic arithmetic) const {
+    return quantised(matrix) && arithmetic == Arithmetic::prompt && !same_arithmetic();
+}
+
+bool CpuModel::reads_int8(const PackedMatrix& matrix, Arithmetic arithmetic) const {
+    return quantised(matrix) && !reads_bf16(matrix, arithmetic);
 }
 
 void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
@@ -230,7 +246,7 @@ void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
 void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const RowBlock& block,
                              bool pairs, int32_t panel_begin, int32_t panel_end, float* out) const {
     int64_t stride = int64_t{panel_end - panel_begin} * PANEL_ROWS;
-    if (!pairs || reads_f32(matrix, block.arithmetic)) {
+    if (!pairs || !reads_int8(matrix, block.arithmetic)) {
         multiply(matrix, *x.plain, block, panel_begin, panel_end, out, stride);
         return;
     }
@@ -299,13 +315,17 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     call.pages = kv_.layer(layer_index);
     call.page_table = step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
     call.scale = attention_scale_;
-    ops_.attention(call, kv_.layout);
+    auto* attention =
+        segment.arithmetic == Arithmetic::prompt ? ops_.attention_prompt : ops_.attention;
+    attention(call, kv_.layout);
 }
 
 void CpuModel::quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row,
                                  bool pairs, int32_t first, int32_t count) const {
-    if (reads_f32(reader, arithmetic_of(row))) return;
     const float* from = buffers_.attended.f32 + int64_t{row} * config_.query_columns() + first;
+    if (reads_bf16(reader, arithmetic_of(row)))
+        buffers_.attended.to_bf16(ops_, row, first, count, from);
+    if (!reads_int8(reader, arithmetic_of(row))) return;
     if (pairs || is_sink(row))
         buffers_.attended_pairs.quantise_pair(ops_, row, first, count, from,
                                               buffers_.threads[static_cast<size_t>(thread)].row);
@@ -396,7 +416,9 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
         ops_.swiglu(own.item + at, own.second_item + at, columns, gated);
-        if (reads_f32(layer.down, block.arithmetic)) continue;
+        if (reads_bf16(layer.down, block.arithmetic))
+            buffers_.gated.to_bf16(ops_, row, first, columns, gated);
+        if (!reads_int8(layer.down, block.arithmetic)) continue;
         if (block.sink)
             buffers_.gated_pairs.quantise_pair(ops_, row, first, columns, gated, own.item + at);
         else

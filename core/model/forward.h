@@ -37,15 +37,21 @@ public:
                          const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
                          std::unique_ptr<CpuModel>* model);
 
+    // Without it, generated rows take the prompt's matmul in steps that have many of them: faster
+    // where the two differ, and their bits depend on the size of the batch.
+    void set_batch_invariant(bool batch_invariant) { batch_invariant_ = batch_invariant; }
+
     int32_t vocabulary() const { return config_.vocabulary; }
     int32_t context_length() const { return config_.context_length; }
     int32_t kv_pages() const { return kv_.pages; }
     const KvArena& kv() const { return kv_; }
     const RopeTable& rope() const { return rope_; }
     const Ops& ops() const { return ops_; }
-    // Whether prompt and generated rows give equal bits. If not, the prompt's matmul reads f32
-    // activations.
-    bool same_arithmetic() const { return ops_.matmul == ops_.matmul_prompt; }
+    // Whether prompt and generated rows give equal bits. If not, the prompt's matmul of quantised
+    // weights reads bf16 activations.
+    bool same_arithmetic() const {
+        return ops_.matmul == ops_.matmul_prompt && ops_.attention == ops_.attention_prompt;
+    }
 
     const float* forward(const Step& step);
     void place_threads() { pool_.place(); } // on the thread that will call forward
@@ -68,8 +74,8 @@ private:
         int32_t segment, first_row, row_count;
     };
 
-    // What rows become besides f32: nothing, one int8 row, or two that add up to the row.
-    enum class Form { f32, quantised, pairs };
+    // What rows become besides f32: nothing, bf16, one int8 row, or two that add up to the row.
+    enum class Form { f32, bf16, quantised, pairs };
     struct Rows {
         const ActivationBuffer* plain;
         const ActivationBuffer* pairs;
@@ -80,6 +86,7 @@ private:
 
     // Before the threads start.
     void prepare(const Step& step);
+    void prepare_arithmetic(const Step& step);
     void prepare_row_blocks(const Step& step);
     void prepare_attention(const Step& step);
 
@@ -103,7 +110,11 @@ private:
         return row_arithmetic_[static_cast<size_t>(row)];
     }
     bool is_sink(int32_t row) const;
-    bool reads_f32(const PackedMatrix& matrix, Arithmetic arithmetic) const;
+    Arithmetic arithmetic_of(const Segment& segment) const {
+        return all_as_prompt_ ? Arithmetic::prompt : segment.arithmetic;
+    }
+    bool reads_bf16(const PackedMatrix& matrix, Arithmetic arithmetic) const;
+    bool reads_int8(const PackedMatrix& matrix, Arithmetic arithmetic) const;
     void multiply_rows(const PackedMatrix& matrix, const Rows& x, const RowBlock& block, bool pairs,
                        int32_t panel_begin, int32_t panel_end, float* out) const;
     void multiply(const PackedMatrix& matrix, const ActivationBuffer& x, const RowBlock& block,
@@ -124,10 +135,12 @@ private:
     StepBuffers buffers_;
     KvArena kv_;
     float attention_scale_ = 0.0f;
+    bool batch_invariant_ = true;
 
     // Of the step that runs; written by prepare.
     const Step* step_ = nullptr;
     const StepPlan* plan_ = nullptr;
+    bool all_as_prompt_ = false;
     std::vector<RowBlock> row_blocks_;
     int32_t row_block_count_ = 0;
     std::vector<AttentionBlock> attention_blocks_;

@@ -67,6 +67,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     RETURN_IF_ERROR(cpu::CpuModel::create(
         fresh->config, fresh->weights, rope, cpu::ops_for(isa), kv_type,
         choose_kv_bytes(fresh->config, kv_type, options.kv_bytes), *fresh->pool, &fresh->model));
+    fresh->model->set_batch_invariant(options.batch_invariant);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     fresh->load_seconds = took.count();
     *model = std::move(fresh);

@@ -16,7 +16,8 @@
 namespace sublimate {
 
 struct LoadOptions {
-    bool exact = false; // fp32 weights, fp32 KV and fp32 arithmetic
+    bool exact = false;          // fp32 weights, fp32 KV and fp32 arithmetic
+    bool batch_invariant = true; // see CpuModel::set_batch_invariant
     ConfigOverrides overrides;
     int32_t threads = 0;  // 0: the cores this process may use
     std::string isa;      // "": the best that runs here

@@ -45,6 +45,7 @@ class Model:
         path: str,
         *,
         exact: bool = False,
+        batch_invariant: bool = True,
         context_length: int = 0,
         rope_scaling: str = "",
         rope_factor: float = 0.0,
@@ -53,9 +54,10 @@ class Model:
         kv_bytes: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """context_length 0: the file's; rope_scaling "", none, linear, yarn; threads 0: cores, 16
-        at most; isa "": best that runs here; kv_bytes 0: sized for 128 sequences within a quarter
-        of memory. Raises CoreError."""
+        """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
+        which is faster on AMX; their bits then depend on the batch. context_length 0: the file's;
+        rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most; isa "": best that runs
+        here; kv_bytes 0: sized for 128 sequences within a quarter of memory. Raises CoreError."""
     @property
     def info(self) -> dict[str, Any]:
         """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,

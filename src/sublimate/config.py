@@ -60,6 +60,13 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     exact: Annotated[
         bool, Meta(description="fp32 weights and arithmetic: slower, nearest to the reference.")
     ] = False
+    batch_invariant: Annotated[
+        bool,
+        Meta(
+            description="A request's text does not depend on its batch. Without it large batches "
+            "are faster on AMX; elsewhere it changes nothing."
+        ),
+    ] = True
     threads: Annotated[
         int,
         Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 takes the cores, 16 at most."),

@@ -1,8 +1,9 @@
 // Driving the model step by hand, and its slow twin: the plain formulas in double precision.
 //
-// defines: Part, Driver, twin_logits
+// defines: Part, Driver, twin_logits, random_tokens, rope_of, worst_error, same_bits
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -200,6 +201,49 @@ inline std::vector<std::vector<double>> twin_logits(const LoadedModel& model, co
             twin_product(model.weights.head, twin_norm(x, model.weights.final_norm, epsilon)));
     }
     return result;
+}
+
+inline std::vector<std::vector<int32_t>> random_tokens(int32_t sequences, int32_t length) {
+    Random random(5);
+    std::vector<std::vector<int32_t>> tokens(static_cast<size_t>(sequences));
+    for (auto& sequence : tokens)
+        for (int32_t i = 0; i < length; i++) sequence.push_back(random.below(101));
+    return tokens;
+}
+
+inline RopeTable rope_of(const TinyLlama& tiny, const ModelConfig& config) {
+    std::vector<std::byte> bytes = tiny_file(tiny);
+    Gguf file;
+    RopeTable table;
+    CHECK(Gguf::parse(bytes, &file).ok() && make_rope_table(file, config.rope, &table).ok());
+    return table;
+}
+
+inline double worst_error(const std::vector<Logits>& logits,
+                          const std::vector<std::vector<double>>& twin) {
+    double worst = 0.0;
+    for (size_t p = 0; p < twin.size(); p++) {
+        double largest = 0.0;
+        double error = 0.0;
+        for (size_t i = 0; i < twin[p].size(); i++) {
+            largest = std::max(largest, std::fabs(twin[p][i]));
+            double difference = std::fabs(double(logits[p][i]) - twin[p][i]);
+            error = difference <= error ? error : difference; // a NaN stays
+        }
+        worst = error / largest <= worst ? worst : error / largest;
+    }
+    return worst;
+}
+
+inline bool same_bits(const Logits& a, const Logits& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+inline bool same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); i++)
+        if (!same_bits(a[i], b[i])) return false;
+    return true;
 }
 
 } // namespace sublimate::test

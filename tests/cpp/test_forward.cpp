@@ -24,49 +24,6 @@ std::shared_ptr<LoadedModel> load(const TinyLlama& tiny, LoadOptions options = {
     return model;
 }
 
-std::vector<std::vector<int32_t>> random_tokens(int32_t sequences, int32_t length) {
-    Random random(5);
-    std::vector<std::vector<int32_t>> tokens(static_cast<size_t>(sequences));
-    for (auto& sequence : tokens)
-        for (int32_t i = 0; i < length; i++) sequence.push_back(random.below(101));
-    return tokens;
-}
-
-RopeTable rope_of(const TinyLlama& tiny, const ModelConfig& config) {
-    std::vector<std::byte> bytes = tiny_file(tiny);
-    Gguf file;
-    RopeTable table;
-    CHECK(Gguf::parse(bytes, &file).ok() && make_rope_table(file, config.rope, &table).ok());
-    return table;
-}
-
-double worst_error(const std::vector<Logits>& logits,
-                   const std::vector<std::vector<double>>& twin) {
-    double worst = 0.0;
-    for (size_t p = 0; p < twin.size(); p++) {
-        double largest = 0.0;
-        double error = 0.0;
-        for (size_t i = 0; i < twin[p].size(); i++) {
-            largest = std::max(largest, std::fabs(twin[p][i]));
-            double difference = std::fabs(double(logits[p][i]) - twin[p][i]);
-            error = difference <= error ? error : difference; // a NaN stays
-        }
-        worst = error / largest <= worst ? worst : error / largest;
-    }
-    return worst;
-}
-
-bool same_bits(const Logits& a, const Logits& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-bool same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b) {
-    if (a.size() != b.size()) return false;
-    for (size_t i = 0; i < a.size(); i++)
-        if (!same_bits(a[i], b[i])) return false;
-    return true;
-}
-
 // Rows of whole blocks of 256, types mixed within a layer.
 TinyLlama k_model(TensorType type) {
     TinyLlama tiny;

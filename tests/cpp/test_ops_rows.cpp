@@ -60,6 +60,23 @@ void check_quantise(const std::vector<float>& x) {
     }
 }
 
+void check_to_bf16(Random& random, int32_t count) {
+    auto x = random.floats(count, -3.0f, 3.0f);
+    x[0] = HUGE_VALF;
+    x[x.size() / 2] = std::nanf("");
+    x[x.size() - 1] = 1.00390625f; // a tie
+    for (const Ops* ops : other_isas()) {
+        std::vector<uint16_t> out(x.size() + GUARD, 99);
+        ops->to_bf16(x.data(), count, out.data());
+        const std::string name = std::string(ops->name) + " to_bf16";
+        for (size_t i = 0; i < x.size(); ++i) {
+            const uint16_t expected = float_to_bf16(x[i]);
+            compare_bits(name, &expected, &out[i], 1);
+        }
+        if (out[x.size()] != 99) fail(name + " overran");
+    }
+}
+
 void check_rope(Random& random, int32_t heads, int32_t head_dim, int32_t rope_dim) {
     const auto x = random.floats(heads * head_dim, -3.0f, 3.0f);
     const auto cos_sin = random.floats(rope_dim, -1.0f, 1.0f);
@@ -205,6 +222,7 @@ int main() {
     for (int32_t groups : {1, 3, 18, 48}) {
         check_quantise(random.floats(groups * GROUP_COLUMNS, -5.0f, 5.0f));
     }
+    for (int32_t count : {3, 16, 31, 576}) check_to_bf16(random, count);
     for (int32_t dim : {16, 64, 80, 256}) check_rope(random, 3, dim, dim);
     check_rope(random, 2, 64, 22);
     for (int32_t count : {1, 5, 16, 31, 576, 1536}) check_elementwise(random, count);

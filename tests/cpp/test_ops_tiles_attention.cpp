@@ -51,8 +51,7 @@ struct Cache {
                                     table[static_cast<size_t>(position / PAGE)], position % PAGE);
     }
     const uint16_t* page(int32_t index, int32_t kv_head) const {
-        const int64_t head =
-            int64_t{table[static_cast<size_t>(index)]} * layout.kv_heads + kv_head;
+        const int64_t head = int64_t{table[static_cast<size_t>(index)]} * layout.kv_heads + kv_head;
         return reinterpret_cast<const uint16_t*>(pages.data() + head * layout.head_bytes);
     }
 };

@@ -95,8 +95,8 @@ void check_hardware() {
             std::vector<float> actual = expected;
             ops_for(Isa::avx512)
                 .matmul(matrix.packed, x.activations, 0, rows, 0, 7, expected.data(), 100);
-            ops_for(Isa::amx)
-                .matmul(matrix.packed, x.activations, 0, rows, 0, 7, actual.data(), 100);
+            ops_for(Isa::amx).matmul(matrix.packed, x.activations, 0, rows, 0, 7, actual.data(),
+                                     100);
             compare_bits("hardware int8 tiles", expected.data(), actual.data(), 77 * 100);
         }
     }

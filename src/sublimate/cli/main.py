@@ -63,6 +63,7 @@ def serve(
     rope_scaling: flags.RopeScaling = None,
     rope_factor: flags.RopeFactor = None,
     exact: flags.Exact = None,
+    batch_invariant: flags.BatchInvariant = None,
     threads: flags.Threads = None,
     isa: flags.Isa = None,
     kv_memory: flags.KvMemory = None,

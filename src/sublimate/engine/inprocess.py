@@ -56,6 +56,7 @@ class Engine:
         model: str | Path = "default",
         *,
         exact: bool = False,
+        batch_invariant: bool = True,
         context_length: int = 0,
         threads: int = 0,
         profile: Profile = "high-throughput",
@@ -71,6 +72,7 @@ class Engine:
         file = fetch(str(model), folder)
         settings = EngineSettings(
             exact=exact,
+            batch_invariant=batch_invariant,
             context_length=context_length,
             threads=threads,
             rope_scaling=rope_scaling,

@@ -39,6 +39,7 @@ def load_engine(
         model = _core.Model.load(
             model_path,
             exact=settings.exact,
+            batch_invariant=settings.batch_invariant,
             context_length=settings.context_length,
             rope_scaling=settings.rope_scaling,
             rope_factor=settings.rope_factor,
