@@ -39,9 +39,8 @@ int32_t divide_up(int32_t count, int32_t size) {
 
 CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
                    const Ops& ops, ThreadPool& pool)
-    : config_(config), weights_(weights), rope_(rope), ops_(ops),
-      pool_(pool), sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite,
-                                ops.gumbel_argmax},
+    : config_(config), weights_(weights), rope_(rope), ops_(ops), pool_(pool),
+      sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
       plans_(config, weights, pool.size()),
       attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
     // Every row may end a block and every segment begin one.
