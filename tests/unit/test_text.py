@@ -272,6 +272,24 @@ def test_a_stop_string_ends_the_stream_in_the_same_poll_and_cancels_the_loop() -
     assert text == "A B "
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_tokens_of_the_same_step_after_a_stop_string_are_neither_billed_nor_shown(
+    ends: bool,
+) -> None:
+    """A step can say several tokens of one request, its end among them."""
+    stream = Stream([b"A B ST", b"OP C", b"D"], ["STOP"])
+    last = stream.token(2, ring.BUDGET if ends else 0)
+    stream.push(stream.token(0), stream.token(1), stream.token(2), last)
+    (event,) = stream.poll()
+    assert event.stop_reason == "stop_sequence" and event.output_tokens == 2
+    if not ends:
+        assert stream.loop.cancel_requested(stream.slot, stream.generation)
+        stream.push(stream.end(ring.CANCELLED))
+        assert stream.poll() == []
+    assert stream.client.in_flight == 0 and stream.client.slots_in_use == 0
+    assert twin.check_grammar(twin.parse_frames(stream.data), complete=True) == "A B "
+
+
 def test_a_slot_used_again_starts_anew() -> None:
     """Whatever the request before left open, carried or held back is not in the next one."""
     tokens = [b"text ST", b"\xf0\x9f", b"OP", b"\x98\xb8"]
