@@ -422,6 +422,17 @@ def test_the_ceiling_of_both_servers(bench: Workbench) -> None:
         assert not math.isnan(cell.event_spread_us.median)
 
 
+def test_no_prompt_comes_twice_and_each_run_has_the_same(bench: Workbench, model: str) -> None:
+    def prompts() -> list[str]:
+        fresh = Workbench(plan(model_path=model))
+        makers = [fresh.prompts() for _ in range(3)]
+        return [maker.make() for maker in makers for _ in range(20)]
+
+    first = prompts()
+    assert len({prompt.split()[0] for prompt in first}) == 60 and prompts() == first
+    assert len(bench.ids(first[0])) > bench.count(first[0]), "the template's own tokens"
+
+
 @pytest.fixture(scope="module")
 def served(bench: Workbench) -> Iterator[Any]:
     with bench.serving("--log-level", "info") as server:

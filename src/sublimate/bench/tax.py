@@ -39,6 +39,7 @@ PROMPT_TOKENS_MIN = 16
 """A number that tells prompts apart, and some words."""
 GENERATE_TOKENS_MIN = 2
 SECONDS_MIN = 0.1
+SEED_STRIDE = 1 << 20
 Note = Callable[[str], None]
 """Told what is being measured."""
 
@@ -116,15 +117,18 @@ class Workbench:
             raise ModelError(f"{plan.model_path}: {error}") from None
         self.tokenizer = tokenizer_from_metadata(metadata)
         self._template = template_from_metadata(metadata, self.tokenizer)
+        self._makers = 0
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
         return len(self.tokenizer.encode(text))
 
     def prompts(self) -> PromptMaker:
-        """The same prompts in the same order for whoever asks: each differs from its first word
-        on, so that a prefix cache finds no more than the template's own beginning."""
-        return PromptMaker(self.plan.prompt_tokens, self.count, self.plan.seed)
+        """Prompts that nobody before got: each differs from its first word on, so that a prefix
+        cache finds no more than the template's own beginning. The same in each run of a seed."""
+        self._makers += 1
+        seed = self.plan.seed * SEED_STRIDE + self._makers
+        return PromptMaker(self.plan.prompt_tokens, self.count, seed)
 
     def ids(self, prompt: str) -> list[int]:
         """What the server makes of a prompt."""

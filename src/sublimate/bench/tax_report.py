@@ -62,7 +62,7 @@ def _ceiling_table(rows: Sequence[Ceiling], idle: Idle | None) -> Table:
     table = _table(
         "1. Ceiling: an engine that computes nothing. us: processor time of the server without the "
         "mock engine's process (and of that process)",
-        ("server", "at once", "req/s", "us/request", "tok/s", "tok/event", "us/token", "us/event"),
+        ("server", "at once", "req/s", "us/req", "tok/s", "tok/ev", "us/tok", "us/event"),
     )
     for row in rows:
         table.add_row(
