@@ -286,25 +286,21 @@ INLINE void direct_super_block(const MatmulCall& call, int32_t row, int32_t pane
     store_block(call, row, panel, acc);
 }
 
-// The rows that do not fill a block.
 template <class Kind, int32_t ROWS, int32_t PANELS>
-INLINE void direct_super_rest(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel) {
+INLINE void direct_super_rows(const MatmulCall& call, int32_t row, int32_t rows, int32_t panel) {
     if (rows == ROWS) {
         direct_super_block<Kind, ROWS, PANELS>(call, row, panel);
     } else if constexpr (ROWS > 1) {
-        direct_super_rest<Kind, ROWS - 1, PANELS>(call, row, rows, panel);
+        direct_super_rows<Kind, ROWS - 1, PANELS>(call, row, rows, panel);
     }
 }
 
 template <class Kind, int32_t PANELS>
 void direct_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end,
                          int32_t panel) {
-    int32_t row = row_begin;
-    for (; row + K_ROWS<Kind> <= row_end; row += K_ROWS<Kind>) {
-        direct_super_block<Kind, K_ROWS<Kind>, PANELS>(call, row, panel);
-    }
-    if (row < row_end) {
-        direct_super_rest<Kind, K_ROWS<Kind> - 1, PANELS>(call, row, row_end - row, panel);
+    for (RowBlocks blocks(row_begin, row_end, K_ROWS<Kind>); blocks.left > 0;) {
+        const int32_t row = blocks.row;
+        direct_super_rows<Kind, K_ROWS<Kind>, PANELS>(call, row, blocks.take(), panel);
     }
 }
 
@@ -333,15 +329,14 @@ INLINE void decoded_super_block(const MatmulCall& call, const DecodedSupers<Kind
     store_block(call, row, panel, acc);
 }
 
-// The rows that do not fill a block.
 template <class Kind, int32_t ROWS, int32_t PANELS>
-void decoded_super_rest(const MatmulCall& call, const DecodedSupers<Kind>* panels, int32_t row,
-                        int32_t rows, int32_t panel, int32_t first, int32_t count,
-                        PanelsAhead<PANELS>& ahead) {
+INLINE void decoded_super_rows(const MatmulCall& call, const DecodedSupers<Kind>* panels,
+                               int32_t row, int32_t rows, int32_t panel, int32_t first,
+                               int32_t count, PanelsAhead<PANELS>& ahead) {
     if (rows == ROWS) {
         decoded_super_block<Kind, ROWS, PANELS>(call, panels, row, panel, first, count, ahead);
     } else if constexpr (ROWS > 1) {
-        decoded_super_rest<Kind, ROWS - 1, PANELS>(call, panels, row, rows, panel, first, count,
+        decoded_super_rows<Kind, ROWS - 1, PANELS>(call, panels, row, rows, panel, first, count,
                                                    ahead);
     }
 }
@@ -364,13 +359,9 @@ void decoded_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row
                           panels[p]);
         }
         aim<Kind>(ahead, call, panel, first + count);
-        int32_t row = row_begin;
-        for (; row + K_ROWS<Kind> <= row_end; row += K_ROWS<Kind>) {
-            decoded_super_block<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, panel, first, count,
-                                                            ahead);
-        }
-        if (row < row_end) {
-            decoded_super_rest<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, row_end - row, panel,
+        for (RowBlocks rows(row_begin, row_end, K_ROWS<Kind>); rows.left > 0;) {
+            const int32_t row = rows.row;
+            decoded_super_rows<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, rows.take(), panel,
                                                            first, count, ahead);
         }
     }

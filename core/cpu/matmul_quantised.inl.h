@@ -160,8 +160,8 @@ struct RowBlocks {
     int32_t end;
     int32_t left; // blocks
 
-    INLINE RowBlocks(int32_t row_begin, int32_t row_end)
-        : row(row_begin), end(row_end), left((row_end - row_begin + Dot::ROWS - 1) / Dot::ROWS) {}
+    INLINE RowBlocks(int32_t row_begin, int32_t row_end, int32_t rows_max = Dot::ROWS)
+        : row(row_begin), end(row_end), left((row_end - row_begin + rows_max - 1) / rows_max) {}
     INLINE int32_t take() {
         const int32_t rows = (end - row + left - 1) / left;
         row += rows;
