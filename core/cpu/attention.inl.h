@@ -288,7 +288,9 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
     Block<VECTORS> block;
     start_block(block, call, head_dim, first_vector);
     const int32_t last_page = (block.tokens[VECTORS - 1] - 1) / TOKENS;
-    const auto page_at = [&](int32_t index) { // past the last: the last again
+    const auto page_at = [&](int32_t index) { // past the last: what comes next, or the last again
+        if (index > last_page && call.next != nullptr)
+            return reinterpret_cast<const Element*>(call.next);
         const int64_t page = call.page_table[index < last_page ? index : last_page];
         return reinterpret_cast<const Element*>(
             call.pages + (page * layout.kv_heads + call.kv_head) * layout.head_bytes);
@@ -298,7 +300,7 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
         const Element* keys[PAGES];
         const Element* ahead[PAGES];
         for (int32_t p = 0; p < PAGES; ++p) {
-            keys[p] = page_at(page + p);
+            keys[p] = page_at(page + p <= last_page ? page + p : last_page);
             ahead[p] = page_at(page + p + (PAGES > PAGES_AHEAD ? PAGES : PAGES_AHEAD));
         }
         page_scores(block, keys, ahead, head_dim);

@@ -178,6 +178,7 @@ struct AttentionCall {
     const std::byte* pages;    // the layer's base
     const int32_t* page_table; // of the sequence
     float scale;               // 1 / sqrt(head_dim)
+    const std::byte* next;     // a head's page that this thread reads next; null: not known
 };
 
 // ---- the table --------------------------------------------------------------------------------

@@ -296,6 +296,16 @@ void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
                    step_->positions[row] % limits::PAGE_TOKENS);
 }
 
+const std::byte* CpuModel::first_page(int32_t item, int32_t layer_index) const {
+    int32_t items_per_block = config_.heads / attention_heads_;
+    if (item >= attention_block_count_ * items_per_block) return nullptr;
+    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
+    int32_t sequence = step_->segments[block.segment].sequence;
+    int64_t page = step_->page_tables[int64_t{sequence} * step_->page_table_stride];
+    int32_t head = item % items_per_block * attention_heads_ / config_.group_heads();
+    return kv_.layer(layer_index) + (page * config_.kv_heads + head) * kv_.layout.head_bytes;
+}
+
 void CpuModel::attend(int32_t item, int32_t layer_index) const {
     int32_t items_per_block = config_.heads / attention_heads_;
     const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
@@ -314,6 +324,7 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     call.pages = kv_.layer(layer_index);
     call.page_table = step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
     call.scale = attention_scale_;
+    call.next = first_page(item + 1, layer_index);
     auto* attention =
         segment.arithmetic == Arithmetic::prompt ? ops_.attention_prompt : ops_.attention;
     attention(call, kv_.layout);

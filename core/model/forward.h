@@ -99,6 +99,7 @@ private:
     void embed(int32_t row) const;
     void rope_and_append(int32_t row, int32_t layer_index) const;
     void attend(int32_t item, int32_t layer_index) const;
+    const std::byte* first_page(int32_t item, int32_t layer_index) const; // that an item reads
     void quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row, bool pairs,
                            int32_t first, int32_t count) const;
     void gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x, int32_t item) const;
