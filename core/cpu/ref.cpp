@@ -258,8 +258,7 @@ void kv_append(const float* key, const float* value, const KvLayout& layout, std
     if (layout.type == KvType::bf16) {
         append<uint16_t>(key, value, layout, pages, page, lane, float_to_bf16);
     } else {
-        append<float>(
-            key, value, layout, pages, page, lane, +[](float x) { return x; });
+        append<float>(key, value, layout, pages, page, lane, +[](float x) { return x; });
     }
 }
 
