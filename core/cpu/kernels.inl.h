@@ -171,7 +171,14 @@ struct Best {
     LanesBits index = splat_bits(0);
 
     INLINE void offer(Lanes candidate, LanesBits at) {
-        const LanesBits better = greater(candidate, score);
+        take(greater(candidate, score), candidate, at);
+    }
+    // Likewise, where indices do not ascend.
+    INLINE void offer_in_any_order(Lanes candidate, LanesBits at) {
+        const LanesBits tie = at_least(candidate, score) & at_least(score, candidate);
+        take(greater(candidate, score) | (tie & greater_bits(index, at)), candidate, at);
+    }
+    INLINE void take(LanesBits better, Lanes candidate, LanesBits at) {
         score = select(better, candidate, score);
         index = select_bits(better, at, index);
     }
@@ -286,35 +293,51 @@ INLINE Lanes gumbel_lanes(LanesBits bits) {
     return floats_of(bits_of(log_lanes(inner)) ^ sign);
 }
 
-// Runs of 64 ids; a run in which no logit could win with the largest noise needs no noise at all.
+// The four words of a run of 64 ids; what is past the end or below the floor is -infinity.
+struct LogitRun {
+    Lanes word[NOISE_RUN / LANES];
+
+    INLINE LogitRun(const float* logits, int32_t count, int32_t first, float floor) {
+        for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
+            const int32_t left = count - first - w * LANES;
+            const int32_t n = left < 0 ? 0 : (left < LANES ? left : LANES);
+            const Lanes logit = load_logits(logits + first + (n == 0 ? 0 : w * LANES), n);
+            word[w] = select(greater(splat(floor), logit), splat(NEGATIVE_INFINITY), logit);
+        }
+    }
+};
+
+// A run in which no logit could win with the largest noise needs no noise at all. The run of the
+// largest logit comes first: it is as good as certain to set a bound that rules most others out.
 int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
                       uint64_t seed, int32_t position) {
     static_assert(NOISE_RUN == 4 * LANES, "one Philox block has four words");
+    if (count <= 0) return -1;
     Best best;
     float leader = NEGATIVE_INFINITY;
     int32_t winner = -1;
     const Lanes inverse = splat(inverse_temperature);
-    for (int32_t first = 0; first < count; first += NOISE_RUN) {
-        Lanes logit[NOISE_RUN / LANES];
+    const auto visit = [&](int32_t first) {
+        const LogitRun logit(logits, count, first, floor);
         LanesBits possible = splat_bits(0);
-        for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
-            const int32_t left = count - first - w * LANES;
-            const int32_t n = left < 0 ? 0 : (left < LANES ? left : LANES);
-            logit[w] = load_logits(logits + first + (n == 0 ? 0 : w * LANES), n);
-            const LanesBits low = greater(splat(floor), logit[w]);
-            logit[w] = select(low, splat(NEGATIVE_INFINITY), logit[w]);
-            const Lanes bound = fma(logit[w], inverse, splat(GUMBEL_NOISE_MAX));
-            const LanesBits open = greater(logit[w], splat(NEGATIVE_INFINITY));
+        for (const Lanes& word : logit.word) {
+            const Lanes bound = fma(word, inverse, splat(GUMBEL_NOISE_MAX));
+            const LanesBits open = greater(word, splat(NEGATIVE_INFINITY));
             possible = possible | (open & at_least(bound, splat(leader)));
         }
-        if (max_lanes_bits(possible) == 0) continue;
+        if (max_lanes_bits(possible) == 0) return;
         const NoiseBlock noise = noise_bits(seed, position, first);
         for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
-            const Lanes score = fma(logit[w], inverse, gumbel_lanes(noise.word[w]));
-            best.offer(score,
-                       lane_numbers() + splat_bits(static_cast<uint32_t>(first + w * LANES)));
+            const Lanes score = fma(logit.word[w], inverse, gumbel_lanes(noise.word[w]));
+            best.offer_in_any_order(
+                score, lane_numbers() + splat_bits(static_cast<uint32_t>(first + w * LANES)));
         }
         winner = best.lowest_index(&leader);
+    };
+    const int32_t likely = argmax(logits, count) / NOISE_RUN * NOISE_RUN;
+    visit(likely);
+    for (int32_t first = 0; first < count; first += NOISE_RUN) {
+        if (first != likely) visit(first);
     }
     return leader > NEGATIVE_INFINITY ? winner : -1;
 }

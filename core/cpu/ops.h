@@ -175,10 +175,10 @@ struct AttentionCall {
     int32_t query_head;  // first query head of the group
     int32_t group_heads; // query heads per KV head
     int32_t kv_head;
-    const std::byte* pages;    // the layer's base
-    const int32_t* page_table; // of the sequence
-    float scale;               // 1 / sqrt(head_dim)
-    const std::byte* next;     // a head's page that this thread reads next; null: not known
+    const std::byte* pages;          // the layer's base
+    const int32_t* page_table;       // of the sequence
+    float scale;                     // 1 / sqrt(head_dim)
+    const std::byte* next = nullptr; // a head's page that this thread reads next
 };
 
 // ---- the table --------------------------------------------------------------------------------
