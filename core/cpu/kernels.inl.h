@@ -307,11 +307,38 @@ struct LogitRun {
     }
 };
 
-// A run in which no logit could win with the largest noise needs no noise at all. The run of the
-// largest logit comes first: it is as good as certain to set a bound that rules most others out.
+// The uniform numbers that give noise above n / NOISE_STEPS, as the 23 bits they are made of, less
+// some that rounding may have moved.
+constexpr int32_t NOISE_STEPS = 4;
+constexpr float NOISE_MARGIN = 0.01f; // far above the error of the logarithms
+constexpr float SCORE_MARGIN = 1e-6f; // of a score, far above its rounding
+struct NoiseTable {
+    static constexpr int32_t SIZE = static_cast<int32_t>(GUMBEL_NOISE_MAX) * NOISE_STEPS;
+    uint32_t least[SIZE];
+
+    NoiseTable() {
+        for (int32_t n = 0; n < SIZE; ++n) {
+            const double noise = static_cast<double>(n) / NOISE_STEPS;
+            const double bits = __builtin_exp(-__builtin_exp(-noise)) / double{UNIFORM_SCALE};
+            least[n] = bits < 2.0 ? 0 : static_cast<uint32_t>(bits) - 2;
+        }
+    }
+    // No id whose bits are below has noise of `gap` or more.
+    INLINE uint32_t least_bits(float gap) const {
+        const float steps = gap * static_cast<float>(NOISE_STEPS);
+        if (!(steps >= 1.0f)) return 0;
+        const auto n = static_cast<int32_t>(steps);
+        return least[n < SIZE ? n : SIZE - 1];
+    }
+};
+
+// A run of ids is left out where no logit could win with the largest noise there is, and its
+// logarithms where none could with the noise it has. The run of the largest logit comes first: it
+// is as good as certain to set a bound that rules most others out.
 int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperature, float floor,
                       uint64_t seed, int32_t position) {
     static_assert(NOISE_RUN == 4 * LANES, "one Philox block has four words");
+    static const NoiseTable table;
     if (count <= 0) return -1;
     Best best;
     float leader = NEGATIVE_INFINITY;
@@ -319,14 +346,21 @@ int32_t gumbel_argmax(const float* logits, int32_t count, float inverse_temperat
     const Lanes inverse = splat(inverse_temperature);
     const auto visit = [&](int32_t first) {
         const LogitRun logit(logits, count, first, floor);
-        LanesBits possible = splat_bits(0);
-        for (const Lanes& word : logit.word) {
-            const Lanes bound = fma(word, inverse, splat(GUMBEL_NOISE_MAX));
-            const LanesBits open = greater(word, splat(NEGATIVE_INFINITY));
-            possible = possible | (open & at_least(bound, splat(leader)));
+        Lanes most = logit.word[0];
+        for (const Lanes& word : logit.word) most = greatest(word, most);
+        const float largest = max_lanes(most);
+        if (!(largest > NEGATIVE_INFINITY)) return;
+        const float margin = NOISE_MARGIN + SCORE_MARGIN * __builtin_fabsf(leader);
+        const float gap = leader - largest * inverse_temperature - margin;
+        if (gap > GUMBEL_NOISE_MAX) return;
+        const NoiseBlock noise = noise_bits(seed, position, first);
+        const uint32_t least = table.least_bits(gap);
+        LanesBits possible = splat_bits(least == 0 ? ~0u : 0u);
+        for (int32_t w = 0; least > 0 && w < NOISE_RUN / LANES; ++w) {
+            possible =
+                possible | greater_bits(shift_right(noise.word[w], 9), splat_bits(least - 1));
         }
         if (max_lanes_bits(possible) == 0) return;
-        const NoiseBlock noise = noise_bits(seed, position, first);
         for (int32_t w = 0; w < NOISE_RUN / LANES; ++w) {
             const Lanes score = fma(logit.word[w], inverse, gumbel_lanes(noise.word[w]));
             best.offer_in_any_order(

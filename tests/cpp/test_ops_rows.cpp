@@ -196,6 +196,28 @@ void check_draws() {
     }
 }
 
+// Logits spread as a language model's, from one that leads by far to nearly flat: which runs are
+// left out differs from draw to draw, and the outcome is the twin's, which leaves out none.
+void check_many_draws(Random& random) {
+    constexpr int32_t COUNT = 4000;
+    constexpr int32_t DRAWS = 40;
+    const Ops& ref = ops_for(Isa::ref);
+    for (float spread : {0.01f, 1.0f, 4.0f, 30.0f}) {
+        for (float inverse_temperature : {0.05f, 1.0f, 20.0f, 1e5f}) {
+            const auto logits = random.floats(COUNT, -spread, spread);
+            for (int32_t position = 0; position < DRAWS; position++) {
+                const int32_t drawn = ref.gumbel_argmax(logits.data(), COUNT, inverse_temperature,
+                                                        -HUGE_VALF, 77, position);
+                for (const Ops* ops : other_isas()) {
+                    const int32_t out = ops->gumbel_argmax(
+                        logits.data(), COUNT, inverse_temperature, -HUGE_VALF, 77, position);
+                    compare_bits(std::string(ops->name) + " many draws", &drawn, &out, 1);
+                }
+            }
+        }
+    }
+}
+
 void check_dispatch() {
     for (Isa isa : {Isa::ref, Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
         Isa found = Isa::ref;
@@ -231,6 +253,7 @@ int main() {
         check_finite(random, count);
     }
     check_draws();
+    check_many_draws(random);
     check_dispatch();
     return finish("test_ops_rows");
 }
