@@ -313,11 +313,11 @@ constexpr int32_t NOISE_STEPS = 4;
 constexpr float NOISE_MARGIN = 0.01f; // far above the error of the logarithms
 constexpr float SCORE_MARGIN = 1e-6f; // of a score, far above its rounding
 struct NoiseTable {
-    static constexpr int32_t SIZE = static_cast<int32_t>(GUMBEL_NOISE_MAX) * NOISE_STEPS;
-    uint32_t least[SIZE];
+    static constexpr int32_t ENTRIES = static_cast<int32_t>(GUMBEL_NOISE_MAX) * NOISE_STEPS;
+    uint32_t least[ENTRIES];
 
     NoiseTable() {
-        for (int32_t n = 0; n < SIZE; ++n) {
+        for (int32_t n = 0; n < ENTRIES; ++n) {
             const double noise = static_cast<double>(n) / NOISE_STEPS;
             const double bits = __builtin_exp(-__builtin_exp(-noise)) / double{UNIFORM_SCALE};
             least[n] = bits < 2.0 ? 0 : static_cast<uint32_t>(bits) - 2;
@@ -328,7 +328,7 @@ struct NoiseTable {
         const float steps = gap * static_cast<float>(NOISE_STEPS);
         if (!(steps >= 1.0f)) return 0;
         const auto n = static_cast<int32_t>(steps);
-        return least[n < SIZE ? n : SIZE - 1];
+        return least[n < ENTRIES ? n : ENTRIES - 1];
     }
 };
 
