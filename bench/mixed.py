@@ -25,6 +25,8 @@ from itertools import pairwise
 
 from serving import WORDS, serving
 
+from sublimate.bench.figures import percentile
+
 DELTA = b'"content_block_delta"'
 END = b'"message_stop"'
 INPUT_TOKENS = b'"input_tokens":'
@@ -146,11 +148,6 @@ class Round:
     loaded_rate: float
     rate_ratio: float
     client_core_share: float
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[int(share * (len(ordered) - 1))]
 
 
 def measure(port: int, streams: int, prompts: int, outstanding: int, profile: str) -> Round:

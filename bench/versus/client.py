@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
-import subprocess
-import sys
 
 import msgspec
 
 from sublimate.bench.figures import percentile
 from sublimate.bench.load import Load, Round, discover, run_round
+from sublimate.bench.processes import busy_loops
 from sublimate.bench.prompts import Counter, PromptMaker
 from sublimate.config import Settings, cache_folder
 from sublimate.engine.text import load_text
 from sublimate.model.files import fetch
 
 SEED_RANGE = 1 << 32
-BUSY = "while True: pass"
 
 
 async def load(options: argparse.Namespace, counter: Counter) -> Round:
@@ -75,13 +74,8 @@ def main() -> None:
     text = load_text(str(fetch(options.model, cache_folder(Settings())).path))
     if text is None:
         raise SystemExit(f"{options.model} has no tokenizer")
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.busy)]
-    try:
+    with busy_loops(options.busy) if options.busy else contextlib.nullcontext():
         one = asyncio.run(load(options, lambda words: len(text.encode(words))))
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     print(msgspec.json.encode(figures(one, options.generate)).decode())
 
 

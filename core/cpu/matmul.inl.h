@@ -3,6 +3,7 @@
 // defines: matmul
 #pragma once
 
+#include "matmul_check.inl.h"
 #include "matmul_float.inl.h"
 #include "matmul_k.inl.h"
 #include "matmul_quantised.inl.h"
@@ -12,11 +13,7 @@ namespace {
 
 void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin, int32_t row_end,
             int32_t panel_begin, int32_t panel_end, float* out, int64_t out_stride) {
-    KERNEL_CHECK(matrix.columns == x.columns, "a matrix meets rows of its own width");
-    KERNEL_CHECK(panel_begin >= 0 && panel_end <= matrix.panels, "panels that exist");
-    KERNEL_CHECK(row_begin >= 0 && row_begin <= row_end, "rows in order");
-    KERNEL_CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine),
-                 "panels of their full size");
+    check_product(matrix, x, row_begin, row_end, panel_begin, panel_end);
     const MatmulCall call{matrix, x, out, out_stride};
     switch (matrix.kind) {
     case WeightKind::f32:

@@ -60,6 +60,7 @@ struct Ahead {
 // A chunk of groups of a panel as it lies in the file.
 template <class GroupKind>
 struct DirectSource {
+    static constexpr bool MANY_ROWS = false;
     PanelView view;
 
     INLINE const std::byte* group(int32_t g) const { return view.groups + g * GroupKind::BYTES; }
@@ -76,6 +77,7 @@ struct DecodedPanel {
 };
 template <class Decoded>
 struct DecodedSource {
+    static constexpr bool MANY_ROWS = true; // another block of rows is likely to follow
     const DecodedPanel<Decoded>* panel;
 
     INLINE const std::byte* group(int32_t g) const { return panel->groups + g * Decoded::BYTES; }
@@ -119,7 +121,7 @@ INLINE void run_chunk(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS]
         const std::byte* weights[PANELS];
         for (int32_t p = 0; p < PANELS; ++p) weights[p] = source[p].group(first_group + g);
         ahead.fetch();
-        for (int32_t r = 0; r < ROWS; ++r)
+        for (int32_t r = 0; Source::MANY_ROWS && r < ROWS; ++r)
             __builtin_prefetch(rows.values[r] + (int64_t{g} + rows.next_block) * GROUP_COLUMNS);
         LanesBits sums[ROWS][PANELS];
         Dot::template run<GroupKind, ROWS, PANELS>(weights, rows.values, g, sums);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "k_panels.inl.h"
+#include "matmul_check.inl.h"
 #include "tiles.inl.h"
 
 namespace sublimate::cpu {
@@ -246,11 +247,7 @@ void matmul_tiles_int8(const PackedMatrix& matrix, const Activations& x, int32_t
                        int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                        int64_t out_stride) {
     KERNEL_CHECK(has_int8_tiles(matrix.kind), "a kind that has one scale in a group");
-    KERNEL_CHECK(matrix.columns == x.columns, "a matrix meets rows of its own width");
-    KERNEL_CHECK(panel_begin >= 0 && panel_end <= matrix.panels, "panels that exist");
-    KERNEL_CHECK(row_begin >= 0 && row_begin <= row_end, "rows in order");
-    KERNEL_CHECK(matrix.panel_bytes >= panel_bytes_for(matrix.kind, matrix.columns, matrix.affine),
-                 "panels of their full size");
+    check_product(matrix, x, row_begin, row_end, panel_begin, panel_end);
     Machine machine;
     Int8Buffers buffers;
     const int32_t all_groups = matrix.columns / GROUP_COLUMNS;

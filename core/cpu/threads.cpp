@@ -52,6 +52,7 @@ void ask_for_short_turns() {
 
 // The index-th of the cores in `allowed`.
 cpu_set_t one_core(const cpu_set_t& allowed, int32_t index) {
+    CHECK(index >= 0 && index < CPU_COUNT(&allowed));
     cpu_set_t one;
     CPU_ZERO(&one);
     for (int32_t core = 0; core < CPU_SETSIZE; core++) {

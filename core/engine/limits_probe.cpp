@@ -12,7 +12,7 @@
 #include "../cpu/limit_kernels.h"
 #include "../cpu/threads.h"
 #include "../model/memory.h"
-#include "engine.h"
+#include "stopwatch.h"
 
 namespace sublimate {
 
@@ -24,18 +24,6 @@ static_assert(READ_BYTES_MIN % cpu::READ_BLOCK_BYTES == 0);
 constexpr int64_t AHEADS_BYTES[] = {0, 4096}; // software prefetch pays on some machines
 constexpr int64_t PILOT_ROUNDS = 20'000;
 constexpr double ROUND_NS = 20e6;
-constexpr double NS_PER_S = 1e9;
-
-template <class Work>
-double best_ns(Work&& work) {
-    int64_t best = INT64_MAX;
-    for (int32_t round = 0; round < ROUNDS; round++) {
-        int64_t begin = monotonic_ns();
-        work();
-        best = std::min(best, monotonic_ns() - begin);
-    }
-    return static_cast<double>(std::max<int64_t>(best, 1));
-}
 
 // Of [data, data + bytes), as the kernel tells it; 0 where it does not.
 double huge_pages_share(const std::byte* data, int64_t bytes) {
@@ -70,7 +58,7 @@ ReadRate read_rate(const cpu::LimitKernels& kernels, int32_t threads, int64_t wo
     rate.huge_pages_share = huge_pages_share(memory.data(), part * threads);
     int64_t passes = std::max<int64_t>(1, READ_BYTES_MIN / (part * threads));
     for (int64_t ahead : AHEADS_BYTES) {
-        double ns = best_ns([&] {
+        double ns = best_ns(ROUNDS, [&] {
             pool.run([&](int32_t thread) {
                 uint64_t sum = 0;
                 for (int64_t pass = 0; pass < passes; pass++)
@@ -94,7 +82,7 @@ double ops_per_s(Loop loop, int32_t threads) {
     auto pilot_ns = static_cast<double>(std::max<int64_t>(1, monotonic_ns() - begin));
     auto rounds = static_cast<int64_t>(PILOT_ROUNDS * std::max(1.0, ROUND_NS / pilot_ns));
     std::vector<int64_t> ops(static_cast<size_t>(threads));
-    double ns = best_ns([&] {
+    double ns = best_ns(ROUNDS, [&] {
         pool.run([&](int32_t thread) { ops[static_cast<size_t>(thread)] = loop(rounds); });
     });
     CHECK_BECAUSE(ops[0] > 0, "a loop that counts no operation");

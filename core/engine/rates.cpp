@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine.h"
+#include "stopwatch.h"
 
 namespace sublimate {
 
@@ -14,18 +14,6 @@ constexpr int32_t ROUNDS = 3;
 constexpr int32_t HOT_ROWS = 64;
 constexpr int32_t HOT_CALLS = 32;
 constexpr int64_t READ_PIECE_BYTES = 1 << 20;
-constexpr double NS_PER_S = 1e9;
-
-template <class Work>
-double best_ns(Work&& work) {
-    int64_t best = INT64_MAX;
-    for (int32_t round = 0; round < ROUNDS; round++) {
-        int64_t begin = monotonic_ns();
-        work();
-        best = std::min(best, monotonic_ns() - begin);
-    }
-    return static_cast<double>(std::max<int64_t>(best, 1));
-}
 
 uint64_t read_words(const uint64_t* words, int64_t count) {
     uint64_t sum[4] = {};
@@ -41,7 +29,7 @@ double read_rate(LoadedModel& model) {
     if (pieces == 0) return 0;
     std::vector<uint64_t> sums(static_cast<size_t>(pieces));
     constexpr int64_t piece_words = READ_PIECE_BYTES / 8;
-    double ns = best_ns([&] {
+    double ns = best_ns(ROUNDS, [&] {
         model.pool->parallel_for(pieces, [&](int32_t i) {
             sums[static_cast<size_t>(i)] = read_words(base + i * piece_words, piece_words);
         });
@@ -65,7 +53,7 @@ double compute_rate(LoadedModel& model) {
     x.scales = scales.data();
     x.sums = sums.data();
     x.columns = matrix.columns;
-    double ns = best_ns([&] {
+    double ns = best_ns(ROUNDS, [&] {
         model.pool->parallel_for(threads, [&](int32_t thread) {
             float* mine = out.data() + int64_t{thread} * HOT_ROWS * cpu::PANEL_ROWS;
             for (int32_t i = 0; i < HOT_CALLS; i++)

@@ -273,7 +273,7 @@ SUBLIMATE_HD inline void plan_decodes(const ScheduleView& view, const Policy& po
     }
 }
 
-constexpr int32_t ROW_BLOCK = 4; // rows that the kernels compute together
+constexpr int32_t ROW_BLOCK = 4; // kernels take rows in blocks of a few, evenly cut
 
 // The end of a chunk that does not end the prompt: a page border, so that the page is published at
 // once, if that costs the chunk no more than a third of its rows; else whole blocks of rows.

@@ -189,24 +189,27 @@ void CpuModel::norm(int32_t thread, const float* weight, const float* x, const R
                     int32_t row, Form form) const {
     float* normed = out.plain->f32 + int64_t{row} * config_.hidden;
     ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
-    if (form == Form::bf16) out.plain->to_bf16(ops_, row, 0, config_.hidden, normed);
-    if (form == Form::quantised) out.plain->quantise(ops_, row, 0, config_.hidden, normed);
-    if (form == Form::pairs)
-        out.pairs->quantise_pair(ops_, row, 0, config_.hidden, normed,
-                                 buffers_.threads[static_cast<size_t>(thread)].row);
+    carry(out, form, row, 0, config_.hidden, normed,
+          buffers_.threads[static_cast<size_t>(thread)].row);
 }
 
-CpuModel::Rows CpuModel::norm_rows(int32_t thread, const float* weight, Form form) {
+void CpuModel::carry(const Rows& out, Form form, int32_t row, int32_t first, int32_t count,
+                     const float* from, float* scratch) const {
+    CHECK_BECAUSE(form != Form::pairs || out.pairs != nullptr, "logit rows are never pairs");
+    if (form == Form::bf16) out.plain->to_bf16(ops_, row, first, count, from);
+    if (form == Form::quantised) out.plain->quantise(ops_, row, first, count, from);
+    if (form == Form::pairs) out.pairs->quantise_pair(ops_, row, first, count, from, scratch);
+}
+
+CpuModel::Rows CpuModel::norm_rows(int32_t thread, const float* weight, bool feeds_quantised,
+                                   bool pairs) {
     const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
     Rows out = {&buffers_.normed, &buffers_.normed_pairs};
     if (plan_->repeats_norms) out = {&own.normed, &own.normed_pairs};
     auto norm_row = [&](int32_t row) {
-        Form row_form = form;
-        if (form != Form::f32 && !same_arithmetic() && arithmetic_of(row) == Arithmetic::prompt)
-            row_form = Form::bf16;
-        else if (form == Form::quantised && is_sink(row))
-            row_form = Form::pairs;
-        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, row_form);
+        Form form = Form::f32;
+        if (feeds_quantised) form = form_of(arithmetic_of(row), pairs || is_sink(row));
+        norm(thread, weight, buffers_.residual + int64_t{row} * config_.hidden, out, row, form);
     };
     if (plan_->repeats_norms) {
         for (int32_t row = 0; row < step_->row_count; row++) norm_row(row);
@@ -221,12 +224,14 @@ bool CpuModel::is_sink(int32_t row) const {
     return step_->positions[row] < SINK_POSITIONS;
 }
 
-bool CpuModel::reads_bf16(const PackedMatrix& matrix, Arithmetic arithmetic) const {
-    return quantised(matrix) && arithmetic == Arithmetic::prompt && !same_arithmetic();
+CpuModel::Form CpuModel::form_of(Arithmetic arithmetic, bool two) const {
+    if (arithmetic == Arithmetic::prompt && !same_arithmetic()) return Form::bf16;
+    return two ? Form::pairs : Form::quantised;
 }
 
-bool CpuModel::reads_int8(const PackedMatrix& matrix, Arithmetic arithmetic) const {
-    return quantised(matrix) && !reads_bf16(matrix, arithmetic);
+CpuModel::Form CpuModel::form_for(const PackedMatrix& reader, Arithmetic arithmetic,
+                                  bool two) const {
+    return quantised(reader) ? form_of(arithmetic, two) : Form::f32;
 }
 
 void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
@@ -245,7 +250,7 @@ void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
 void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const RowBlock& block,
                              bool pairs, int32_t panel_begin, int32_t panel_end, float* out) const {
     int64_t stride = int64_t{panel_end - panel_begin} * PANEL_ROWS;
-    if (!pairs || !reads_int8(matrix, block.arithmetic)) {
+    if (form_for(matrix, block.arithmetic, pairs) != Form::pairs) {
         multiply(matrix, *x.plain, block, panel_begin, panel_end, out, stride);
         return;
     }
@@ -268,6 +273,7 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
     while (chunk >= divide_up(projection.parts[part].panels, plan_->query_key_value)) {
         chunk -= divide_up(projection.parts[part].panels, plan_->query_key_value);
         part++;
+        CHECK(part < projection.part_count);
     }
     const PackedMatrix& matrix = projection.parts[part];
     int32_t begin = chunk * plan_->query_key_value;
@@ -302,6 +308,7 @@ const std::byte* CpuModel::first_page(int32_t item, int32_t layer_index) const {
     const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
     int32_t sequence = step_->segments[block.segment].sequence;
     int64_t page = step_->page_tables[int64_t{sequence} * step_->page_table_stride];
+    CHECK(page >= 0 && page < kv_.pages);
     int32_t head = item % items_per_block * attention_heads_ / config_.group_heads();
     return kv_.layer(layer_index) + (page * config_.kv_heads + head) * kv_.layout.head_bytes;
 }
@@ -332,25 +339,17 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
 
 void CpuModel::quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row,
                                  bool pairs, int32_t first, int32_t count) const {
-    const float* from = buffers_.attended.f32 + int64_t{row} * config_.query_columns() + first;
-    if (reads_bf16(reader, arithmetic_of(row)))
-        buffers_.attended.to_bf16(ops_, row, first, count, from);
-    if (!reads_int8(reader, arithmetic_of(row))) return;
-    if (pairs || is_sink(row))
-        buffers_.attended_pairs.quantise_pair(ops_, row, first, count, from,
-                                              buffers_.threads[static_cast<size_t>(thread)].row);
-    else
-        buffers_.attended.quantise(ops_, row, first, count, from);
+    carry({&buffers_.attended, &buffers_.attended_pairs},
+          form_for(reader, arithmetic_of(row), pairs || is_sink(row)), row, first, count,
+          buffers_.attended.f32 + int64_t{row} * config_.query_columns() + first,
+          buffers_.threads[static_cast<size_t>(thread)].row);
 }
 
 void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const FusedProjection& projection = layer.query_key_value;
     bool pairs = layer_index < FIRST_LAYERS;
-    Rows x = norm_rows(thread, layer.attention_norm,
-                       !any_quantised(projection) ? Form::f32
-                       : pairs                    ? Form::pairs
-                                                  : Form::quantised);
+    Rows x = norm_rows(thread, layer.attention_norm, any_quantised(projection), pairs);
     int32_t chunks = 0;
     for (int32_t i = 0; i < projection.part_count; i++)
         chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
@@ -426,19 +425,15 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
         ops_.swiglu(own.item + at, own.second_item + at, columns, gated);
-        if (reads_bf16(layer.down, block.arithmetic))
-            buffers_.gated.to_bf16(ops_, row, first, columns, gated);
-        if (!reads_int8(layer.down, block.arithmetic)) continue;
-        if (block.sink)
-            buffers_.gated_pairs.quantise_pair(ops_, row, first, columns, gated, own.item + at);
-        else
-            buffers_.gated.quantise(ops_, row, first, columns, gated);
+        carry({&buffers_.gated, &buffers_.gated_pairs},
+              form_for(layer.down, block.arithmetic, block.sink), row, first, columns, gated,
+              own.item + at);
     }
 }
 
 void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
-    bool wanted = quantised(layer.gate) || quantised(layer.up);
-    Rows x = norm_rows(thread, layer.feed_forward_norm, wanted ? Form::quantised : Form::f32);
+    bool feeds_quantised = quantised(layer.gate) || quantised(layer.up);
+    Rows x = norm_rows(thread, layer.feed_forward_norm, feeds_quantised, false);
     pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
                 [&](int32_t item) { gate_and_up(thread, layer, x, item); });
     pool_.barrier();

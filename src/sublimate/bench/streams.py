@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import PeerError
-from .http import HEADER_BYTES_MAX, READ_BYTES, Exchange, Target
+from .http import HEADER_BYTES_MAX, LAST_CHUNK, READ_BYTES, Exchange, Target
 
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.1
 CUT = "cut off by the client"
 OVERLOADED = 529
-CHUNKS_END = b"\r\n0\r\n\r\n"
 HEAD_END = b"\r\n\r\n"
 
 
@@ -181,8 +180,8 @@ class Streams:
             stream.left_bytes -= len(piece)
             return stream.left_bytes <= 0
         if exchange.chunked:
-            stream.tail = (stream.tail + piece)[-len(CHUNKS_END) :]
-            return stream.tail == CHUNKS_END
+            stream.tail = (stream.tail + piece)[-len(LAST_CHUNK) :]
+            return stream.tail == LAST_CHUNK
         return False
 
     def _take_head(self, stream: _Stream, exchange: Exchange, data: bytes) -> bytes:
