@@ -23,11 +23,11 @@ from harness import (
     wait_until,
 )
 from sublimate import _core
+from sublimate.api.routes import TABLE
 from sublimate.config import EdgeSettings
 from sublimate.edge.access import Access
 from sublimate.edge.exchange import Request
 from sublimate.edge.limits import HttpLimits
-from sublimate.edge.routes import TABLE
 from sublimate.model.template import ChatTemplate, Turn
 from test_errors import check_error
 from test_wire import CHUNKED, GET, POST, refused, send_quietly

@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from sublimate import _core
+from sublimate.api.routes import ROUTES
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
 from sublimate.edge.limits import HttpLimits
@@ -134,6 +135,7 @@ def serve(
     starting = create_server(
         settings or EdgeSettings(),
         model,
+        ROUTES,
         sock,
         http_limits=limits,
         region=_core.Region.attach(*region.fds),

@@ -21,13 +21,13 @@ sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
 
 import msgspec  # noqa: E402
 
+from sublimate.api.messages.prepare import prepare  # noqa: E402
+from sublimate.api.routes import ROUTES  # noqa: E402
 from sublimate.edge.errors import ApiError  # noqa: E402
 from sublimate.edge.exchange import Exchange  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
-from sublimate.edge.prepare import prepare  # noqa: E402
-from sublimate.edge.routes import find_handler  # noqa: E402
-from sublimate.edge.schema import check_sampling  # noqa: E402
+from sublimate.edge.sampling import check_sampling  # noqa: E402
 from tiny_model import tiny_model  # noqa: E402
 
 SLOW_SECONDS = 2.0
@@ -153,7 +153,7 @@ class Application:
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         try:
-            find_handler(exchange.request)
+            ROUTES.find(exchange.request)
         except ApiError as error:
             return error
         return None

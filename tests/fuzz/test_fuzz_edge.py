@@ -44,6 +44,6 @@ def test_a_planted_fault_in_the_decoder_is_found(monkeypatch: pytest.MonkeyPatch
         if b"\xff" in body:
             raise UnicodeDecodeError("utf-8", body, 0, 1, "planted")
 
-    monkeypatch.setattr("sublimate.edge.prepare.check_json", leak)
+    monkeypatch.setattr("sublimate.api.messages.prepare.check_json", leak)
     with pytest.raises((UnicodeDecodeError, ApiError)):
         fuzz_request.run(60, SEED, 5000)

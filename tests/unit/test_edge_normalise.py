@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublimate.api.messages.normalise import BILLING_PREFIX, UNSERVED, normalise
+from sublimate.api.messages.schema import decode_request
 from sublimate.edge.errors import ApiError
-from sublimate.edge.normalise import BILLING_PREFIX, UNSERVED, normalise
-from sublimate.edge.schema import decode_request
 from sublimate.model.template import Turn
 
 Text = st.text(min_size=1, max_size=10)

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublimate import _core
+from sublimate.api.messages.handlers import choose_profile
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
 from sublimate.edge.app import _policy_digest
+from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.limits import HttpLimits, limits_from_environment
-from sublimate.edge.messages import choose_profile
 from sublimate.edge.metrics import histogram_family
+from sublimate.edge.routes import Routes
 from sublimate.edge.stream import usage
 from sublimate.errors import ConfigError
 
@@ -93,7 +95,7 @@ def test_usage_adds_up() -> None:
 def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(named: str | None, **settings: Any) -> str:
         body = {"model": "m", "messages": [], "execution_profile": named}
-        from sublimate.edge.schema import decode_request
+        from sublimate.api.messages.schema import decode_request
 
         return choose_profile(decode_request(msgspec.json.encode(body)), EdgeSettings(**settings))
 
@@ -140,3 +142,25 @@ def is_json(text: str) -> None:
 
 def is_text(text: str) -> None:
     assert "ZeroDivisionError" in text and text.endswith("INFO GET / n=1\n")
+
+
+def test_a_path_with_braces_takes_one_part_of_any_kind() -> None:
+    def handler(server: object, exchange: object) -> None:
+        del server, exchange
+
+    routes = Routes({"/a/{id}": {"GET": handler}, "/a/{id}/b": {"POST": handler}})
+
+    def find(method: str, path: str) -> object:
+        return routes.find(Request(method, path.encode(), {}, True))
+
+    assert find("GET", "/a/x%2Fy?z") is find("HEAD", "/a/x") is find("POST", "/a/x/b") is handler
+    for method, path, code in (
+        *(("GET", path, "not_found") for path in ("/a", "/a/", "/a/x/c", "/a//b", "/b/x")),
+        ("POST", "/a/x", "method"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            find(method, path)
+        assert caught.value.code == code
+    for table in ({"a": {"GET": handler}}, {"/a": {}}, {"/v1/v1/a": {"GET": handler}}):
+        with pytest.raises(ValueError, match="path of this server|takes no method"):
+            Routes(table)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sublimate import _core
+from sublimate.api.routes import ROUTES
 from sublimate.control import channel
 from sublimate.control.channel import Channel
 from sublimate.edge import process
@@ -44,7 +45,7 @@ class Running:
         self.control.setblocking(False)
         self.their_end: Channel[Any] = Channel(theirs, channel.ToEdge)
         self.their_end.setblocking(False)
-        self.process = EdgeProcess(self.their_end)
+        self.process = EdgeProcess(self.their_end, ROUTES)
         self.server = FakeServer()
 
     def tell(self, message: channel.Message, fds: tuple[int, ...] = ()) -> None:

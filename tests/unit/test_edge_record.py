@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sublimate import _core
 from sublimate.config import PROFILES
 from sublimate.edge.record import Tenant, request_words, write_record
-from sublimate.edge.schema import Sampling
+from sublimate.edge.sampling import Sampling
 
 Word = st.integers(min_value=-(1 << 31), max_value=(1 << 31) - 1)
 Float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

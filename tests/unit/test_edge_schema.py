@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublimate.edge.errors import ApiError
-from sublimate.edge.schema import (
-    FLOAT_STEP,
+from sublimate.api.messages.schema import (
     NOT_OFFERED,
     MessagesRequest,
-    Sampling,
     check_offered,
-    check_sampling,
     decode_request,
 )
+from sublimate.edge.errors import ApiError
+from sublimate.edge.sampling import FLOAT_STEP, Sampling, check_sampling
 
 BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 PATH = re.compile(r"^[a-z_]+(\.[a-z0-9_]+)*: [a-z0-9_ ,.+\-]+$", re.IGNORECASE)

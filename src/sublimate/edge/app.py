@@ -28,7 +28,7 @@ from .http import HttpConnection
 from .limits import HttpLimits
 from .log import log_exchange
 from .metrics import Metrics
-from .routes import find_handler
+from .routes import Routes
 from .stream import Answer
 from .textmodel import TextModel
 
@@ -48,10 +48,15 @@ class EdgeServer:
     """Everything behind the connections of one edge. On the event loop's thread only."""
 
     def __init__(
-        self, settings: EdgeSettings, model: TextModel, http_limits: HttpLimits | None = None
+        self,
+        settings: EdgeSettings,
+        model: TextModel,
+        routes: Routes,
+        http_limits: HttpLimits | None = None,
     ) -> None:
         self.settings = settings
         self.model = model
+        self.routes = routes
         self.limits = http_limits or HttpLimits()
         self.access = Access(settings)
         self.metrics = Metrics(model.name)
@@ -109,7 +114,7 @@ class EdgeServer:
         try:
             self.access.check(exchange)
             if exchange.request.method != "OPTIONS":
-                exchange.handler = find_handler(exchange.request)
+                exchange.handler = self.routes.find(exchange.request)
         except ApiError as error:
             return error
         return None

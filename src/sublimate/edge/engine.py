@@ -26,7 +26,7 @@ from ..config import Profile
 from . import limits
 from .errors import ApiError
 from .record import Tenant, request_words, write_record
-from .schema import Sampling
+from .sampling import Sampling
 
 LOG = logging.getLogger("sublimate.edge")
 

@@ -22,6 +22,7 @@ from ..errors import ExitCode, SublimateError
 from .app import EdgeServer
 from .limits import limits_from_environment
 from .log import configure
+from .routes import Routes
 from .server import create_server
 from .textmodel import load_text_model
 
@@ -30,14 +31,14 @@ REGION_DESCRIPTORS = 3
 LOG = logging.getLogger("sublimate.edge")
 
 
-def main() -> None:
+def main(routes: Routes) -> None:
     """Entry of `python -m sublimate.edge`. Ends with the supervisor's Stop, or with it."""
     control = enter_child(channel.ToEdge)
     try:
         received = control.receive()
         if received is None or not isinstance(received.message, channel.Start):
             return
-        uvloop.run(EdgeProcess(control).serve(received.message, received.fds))
+        uvloop.run(EdgeProcess(control, routes).serve(received.message, received.fds))
     except SublimateError as error:
         LOG.error("%s", error)
         sys.exit(error.exit_code)
@@ -46,8 +47,9 @@ def main() -> None:
 class EdgeProcess:
     """One edge under a supervisor."""
 
-    def __init__(self, control: channel.Channel[channel.ToEdge]) -> None:
+    def __init__(self, control: channel.Channel[channel.ToEdge], routes: Routes) -> None:
         self._control = control
+        self._routes = routes
         self._ended = asyncio.Event()
         self._server: EdgeServer | None = None
 
@@ -59,7 +61,9 @@ class EdgeProcess:
             raise SublimateError("The supervisor sent no listening socket.")
         sock = socket.socket(fileno=fds[0])
         http_limits = limits_from_environment(os.environ)
-        self._server = await create_server(start.settings, model, sock, http_limits=http_limits)
+        self._server = await create_server(
+            start.settings, model, self._routes, sock, http_limits=http_limits
+        )
         loop = asyncio.get_running_loop()
         self._control.setblocking(False)
         loop.add_reader(self._control.fileno(), self._follow, self._server)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..config import PROFILES, Profile
-from .schema import Sampling
+from .sampling import Sampling
 
 WORD_BITS = 32
 WORD_MASK = (1 << WORD_BITS) - 1

@@ -1,14 +1,13 @@
-"""Which handler answers which path. One table, matched on the parsed path alone.
+"""Which handler answers which path, matched on the parsed path alone.
 
-defines: Handler, find_handler
+defines: Handler, Routes
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from . import messages, models, openapi, probes
 from .errors import ApiError
 from .exchange import Exchange, Request
 
@@ -16,39 +15,47 @@ if TYPE_CHECKING:
     from .app import EdgeServer
 
 Handler = Callable[["EdgeServer", Exchange], Awaitable[None] | None]
+Methods = Mapping[str, Handler]
 
-TABLE: dict[str, dict[str, Handler]] = {
-    "/v1/messages": {"POST": messages.create_message},
-    "/v1/messages/count_tokens": {"POST": messages.count_tokens},
-    "/v1/models": {"GET": models.list_models},
-    "/": {"GET": probes.empty},
-    "/api/hello": {"GET": probes.empty},
-    "/livez": {"GET": probes.live},
-    "/readyz": {"GET": probes.ready},
-    "/health": {"GET": probes.health},
-    "/ping": {"GET": probes.live},
-    "/version": {"GET": probes.version},
-    "/metrics": {"GET": probes.metrics},
-    "/openapi.json": {"GET": openapi.document},
-    "/docs": {"GET": openapi.page},
-}
-MODEL_PREFIX = "/v1/models/"
 DOUBLED_PREFIX = "/v1/v1"
 
 
-def find_handler(request: Request) -> Handler:
-    """Raises ApiError: 404 for an unknown path, 405 for a method that a path does not take."""
-    methods = TABLE.get(request.path)
-    if methods is None and request.path.startswith(MODEL_PREFIX):
-        # A slash inside an id comes as %2F; a second part is another path.
-        if "/" not in request.path[len(MODEL_PREFIX) :]:
-            methods = {"GET": models.retrieve_model}
-    if methods is None:
-        doubled = request.path == DOUBLED_PREFIX or request.path.startswith(DOUBLED_PREFIX + "/")
-        raise ApiError("doubled_prefix" if doubled else "not_found")
-    method = "GET" if request.method == "HEAD" and "GET" in methods else request.method
-    handler = methods.get(method)
-    if handler is None:
-        allowed = [*methods, *(["HEAD"] if "GET" in methods else [])]
-        raise ApiError("method", allowed=", ".join(allowed))
-    return handler
+class Routes:
+    """Paths with the methods that they take. A part of a path in braces, as in /v1/models/{id},
+    stands for any one part; a slash inside that part comes as %2F (see Request.segments).
+
+    Raises ValueError for a table that could never be served."""
+
+    def __init__(self, table: Mapping[str, Methods]) -> None:
+        for path, methods in table.items():
+            if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
+                raise ValueError(f"{path!r} is no path of this server")
+            if not methods:
+                raise ValueError(f"{path} takes no method")
+        self.table = table
+        self._open: list[tuple[list[str], Methods]] = [
+            (path.split("/"), methods) for path, methods in table.items() if "{" in path
+        ]
+
+    def find(self, request: Request) -> Handler:
+        """Raises ApiError: 404 for an unknown path, 405 for a method that a path does not take."""
+        path = request.path
+        methods = self.table.get(path) or self._find_open(path.split("/"))
+        if methods is None:
+            doubled = path == DOUBLED_PREFIX or path.startswith(DOUBLED_PREFIX + "/")
+            raise ApiError("doubled_prefix" if doubled else "not_found")
+        method = "GET" if request.method == "HEAD" and "GET" in methods else request.method
+        handler = methods.get(method)
+        if handler is None:
+            allowed = [*methods, *(["HEAD"] if "GET" in methods else [])]
+            raise ApiError("method", allowed=", ".join(allowed))
+        return handler
+
+    def _find_open(self, parts: list[str]) -> Methods | None:
+        for pattern, methods in self._open:
+            if len(pattern) == len(parts) and all(
+                (known[:1] == "{" and part) or known == part
+                for known, part in zip(pattern, parts, strict=True)
+            ):
+                return methods
+        return None

@@ -13,6 +13,7 @@ from ..config import EdgeSettings
 from . import limits
 from .app import EdgeServer
 from .limits import HttpLimits
+from .routes import Routes
 from .textmodel import TextModel
 
 KEEP_ALIVE_IDLE_SECONDS = 60
@@ -23,6 +24,7 @@ KEEP_ALIVE_PROBES = 4
 async def create_server(
     settings: EdgeSettings,
     model: TextModel,
+    routes: Routes,
     sock: socket.socket,
     *,
     http_limits: HttpLimits | None = None,
@@ -33,7 +35,7 @@ async def create_server(
 
     engine_info: as the engine reports it: at least context_length.
     """
-    server = EdgeServer(settings, model, http_limits)
+    server = EdgeServer(settings, model, routes, http_limits)
     if region is not None:
         server.engine_up(region, engine_info or {})
     tune(sock)

@@ -1,11 +1,11 @@
 """The body of POST /v1/messages and /v1/messages/count_tokens as typed structs.
 
 Unknown fields have no effect. A field that the API knows and this server cannot serve is a 400 that
-names it (`check_offered`); so is a value outside its range (`check_sampling`). Decoding is strict:
+names it (`check_offered`); so is a value outside its range (edge/sampling.py). Decoding is strict:
 no number from text, no float for an integer. Of a name that appears twice in one object the last
 value counts; there is one reader, so nobody can see another.
 
-defines: Block, Message, MessagesRequest, decode_request, check_offered, Sampling, check_sampling
+defines: Block, Message, MessagesRequest, decode_request, check_offered
 """
 
 from __future__ import annotations
@@ -15,14 +15,8 @@ from typing import Any
 
 import msgspec
 
-from . import limits
-from .errors import ApiError, field_error
-
-INT32_MAX = (1 << 31) - 1
-LOWEST_SEED = -(1 << (limits.SEED_BITS - 1))
-HIGHEST_SEED = 1 << limits.SEED_BITS
-FLOAT_STEP = 1e-6
-"""Distance kept from an open bound, so that rounding to float32 does not reach it."""
+from ...edge.errors import ApiError, field_error
+from ...edge.sampling import SamplingFields
 
 
 class Block(msgspec.Struct):
@@ -52,18 +46,13 @@ class ContextManagement(msgspec.Struct):
     edits: list[Typed] | None = None
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
+class MessagesRequest(SamplingFields, kw_only=True):
     """Every field that this server reads. Any: it only matters whether it is there."""
 
     model: str
     messages: list[Message]
-    max_tokens: int | None = None
     system: str | list[Block] | None = None
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     tools: list[Any] | None = None
     tool_choice: Typed | None = None
     thinking: Typed | None = None
@@ -79,14 +68,6 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     thread: Any = None
     # Extensions, under the names that other local servers gave them.
     execution_profile: str | None = None
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
     # Fields of other servers that would change the answer or its cost, and are not offered.
     n: Any = None
     best_of: Any = None
@@ -215,120 +196,3 @@ def _check_context_management(management: ContextManagement) -> None:
         if edit.type not in ("clear_tool_uses_20250919", "clear_thinking_20251015"):
             path = f"context_management.edits.{index}.type"
             raise field_error(path, "this server cannot make this edit")
-
-
-# ---- sampling ------------------------------------------------------------------------------------
-class Sampling(msgspec.Struct, frozen=True):
-    """Checked sampling parameters; the request record takes them as they are."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    ignore_eos: bool
-    stop_sequences: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    logit_bias: tuple[tuple[int, float], ...]
-
-
-def check_sampling(
-    request: MessagesRequest, *, vocabulary: int, stop_ids_max: int, bias_max: int
-) -> Sampling:
-    """Every number finite and inside its range, or ApiError that names the field."""
-    if request.max_tokens is None:
-        raise field_error("max_tokens", "field required")
-    penalty = limits.PENALTY_MAX
-    seed = request.seed
-    if seed is not None and not LOWEST_SEED <= seed < HIGHEST_SEED:
-        raise field_error("seed", "expected a 64-bit integer")
-    return Sampling(
-        max_tokens=min(_within("max_tokens", request.max_tokens, 0, None), INT32_MAX),
-        temperature=_number("temperature", request.temperature, 1.0, 0.0, limits.TEMPERATURE_MAX),
-        top_p=_above_zero("top_p", request.top_p, 1.0),
-        top_k=min(_within("top_k", request.top_k or 0, 0, INT32_MAX), vocabulary),
-        min_p=_number("min_p", request.min_p, 0.0, 0.0, 1.0, below=True),
-        repetition_penalty=_above_zero(
-            "repetition_penalty", request.repetition_penalty, limits.REPETITION_PENALTY_MAX
-        ),
-        presence_penalty=_number(
-            "presence_penalty", request.presence_penalty, 0, -penalty, penalty
-        ),
-        frequency_penalty=_number(
-            "frequency_penalty", request.frequency_penalty, 0, -penalty, penalty
-        ),
-        seed=seed,
-        ignore_eos=bool(request.ignore_eos),
-        stop_sequences=_stop_sequences(request.stop_sequences or []),
-        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocabulary, stop_ids_max),
-        logit_bias=_logit_bias(request.logit_bias or {}, vocabulary, bias_max),
-    )
-
-
-# The comparisons are written so that NaN fails them.
-def _number(
-    name: str, value: float | None, default: float, low: float, high: float, below: bool = False
-) -> float:
-    if value is None:
-        return float(default)
-    if not low <= value <= high or (below and not value < high):
-        raise field_error(name, f"expected a number from {low:g} to {'below ' * below}{high:g}")
-    return min(value, high - FLOAT_STEP) if below else value
-
-
-def _above_zero(name: str, value: float | None, high: float) -> float:
-    if value is None:
-        return 1.0
-    if not 0 < value <= high:
-        raise field_error(name, f"expected a number above 0 and at most {high:g}")
-    return max(value, FLOAT_STEP)
-
-
-def _within(name: str, value: int, low: int, high: int | None) -> int:
-    if value < low:
-        raise field_error(name, f"expected an integer of at least {low}")
-    if high is not None and value > high:
-        raise field_error(name, f"expected an integer of at most {high}")
-    return value
-
-
-def _stop_sequences(sequences: list[str]) -> tuple[str, ...]:
-    if len(sequences) > limits.STOP_SEQUENCES_MAX:
-        raise field_error("stop_sequences", f"at most {limits.STOP_SEQUENCES_MAX} are taken")
-    for index, text in enumerate(sequences):
-        if not text:
-            raise field_error(f"stop_sequences.{index}", "must not be empty")
-        if len(text.encode()) > limits.STOP_SEQUENCE_BYTES_MAX:
-            reason = f"at most {limits.STOP_SEQUENCE_BYTES_MAX} bytes are taken"
-            raise field_error(f"stop_sequences.{index}", reason)
-    return tuple(dict.fromkeys(sequences))
-
-
-def _stop_token_ids(ids: list[int], vocabulary: int, count_max: int) -> tuple[int, ...]:
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
-            raise field_error(f"stop_token_ids.{index}", "not a token of this model")
-    unique = tuple(dict.fromkeys(ids))
-    if len(unique) > count_max:
-        raise field_error("stop_token_ids", f"at most {count_max} are taken")
-    return unique
-
-
-def _logit_bias(bias: dict[str, float], vocabulary: int, count_max: int) -> tuple[Any, ...]:
-    if len(bias) > count_max:
-        raise field_error("logit_bias", f"at most {count_max} tokens are taken")
-    pairs: list[tuple[int, float]] = []
-    for key, value in bias.items():
-        token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else -1
-        if not 0 <= token < vocabulary:
-            raise field_error("logit_bias", "a key is not a token of this model")
-        if not -limits.LOGIT_BIAS_VALUE_MAX <= value <= limits.LOGIT_BIAS_VALUE_MAX:
-            raise field_error(
-                "logit_bias", f"expected values within {limits.LOGIT_BIAS_VALUE_MAX:g}"
-            )
-        pairs.append((token, value))
-    return tuple(pairs)

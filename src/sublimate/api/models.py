@@ -11,12 +11,12 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from . import limits
-from .errors import ApiError, field_error
-from .exchange import Exchange
+from ..edge import limits
+from ..edge.errors import field_error
+from ..edge.exchange import Exchange
 
 if TYPE_CHECKING:
-    from .app import EdgeServer
+    from ..edge.app import EdgeServer
 
 NO: dict[str, Any] = {"supported": False}
 YES: dict[str, Any] = {"supported": True}
@@ -105,7 +105,5 @@ def _limit(text: str) -> int:
 def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:
     """One model by id or alias. Raises ApiError."""
     requested = exchange.request.segments()[-1]
-    if not requested:
-        raise ApiError("not_found")
     server.model.resolve(requested)
     exchange.send_json(200, msgspec.json.encode(entry(server, requested)))

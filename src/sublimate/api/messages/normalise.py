@@ -9,8 +9,8 @@ defines: BILLING_PREFIX, normalise
 
 from __future__ import annotations
 
-from ..model.template import TURN_SEPARATOR, Role, Turn
-from .errors import ApiError, field_error
+from ...edge.errors import ApiError, field_error
+from ...model.template import TURN_SEPARATOR, Role, Turn
 from .schema import Block, MessagesRequest
 
 BILLING_PREFIX = "x-anthropic-billing-header:"

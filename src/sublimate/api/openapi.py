@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config import PROFILES
-from . import limits
-from .exchange import Exchange
+from ..edge import limits
+from ..edge.exchange import Exchange
 
 if TYPE_CHECKING:
-    from .app import EdgeServer
+    from ..edge.app import EdgeServer
 
 ERROR_STATUSES = (400, 401, 403, 404, 405, 408, 413, 431, 500, 503, 529)
 

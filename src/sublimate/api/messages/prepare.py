@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.template import TemplateLimitError
-from .errors import ApiError
-from .guard import check_json
+from ...edge.errors import ApiError
+from ...edge.guard import check_json
+from ...edge.textmodel import TextModel
+from ...model.template import TemplateLimitError
 from .normalise import normalise
 from .schema import MessagesRequest, check_offered, decode_request
-from .textmodel import TextModel
 
 SAMPLE_CHARACTERS = 1 << 16
 """Of a prompt that cannot fit, whose tokens are estimated from its beginning."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from . import metrics as numbers
-from .exchange import Exchange
+from ..edge import metrics as numbers
+from ..edge.exchange import Exchange
 
 if TYPE_CHECKING:
-    from .app import EdgeServer
+    from ..edge.app import EdgeServer
 
 UNAVAILABLE = 503
 

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import _core
-from ..config import PROFILES, EdgeSettings, Profile
-from . import limits
-from .engine import EngineLink, Submission
-from .errors import ApiError, field_error
-from .exchange import Exchange, Header, new_identifier
-from .metrics import PARTS_PER_MILLION
+from ... import _core
+from ...config import PROFILES, EdgeSettings, Profile
+from ...edge import limits
+from ...edge.engine import EngineLink, Submission
+from ...edge.errors import ApiError, field_error
+from ...edge.exchange import Exchange, Header, new_identifier
+from ...edge.metrics import PARTS_PER_MILLION
+from ...edge.sampling import Sampling, check_sampling
+from ...edge.stream import Answer, CollectedAnswer, StreamedAnswer
+from ...edge.timing import Timing
 from .prepare import Prompt, prepare
-from .schema import MessagesRequest, Sampling, check_sampling
-from .stream import Answer, CollectedAnswer, StreamedAnswer
-from .timing import Timing
+from .schema import MessagesRequest
 
 if TYPE_CHECKING:
-    from .app import EdgeServer
+    from ...edge.app import EdgeServer
 
 
 def create_message(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
