@@ -4,7 +4,8 @@ Field names are unique over the tree, so a field has one name everywhere: `kv_me
 file, SUBLIMATE_KV_MEMORY in the environment, --kv-memory as a flag.
 
 defines: EngineSettings, EdgeSettings, ServerSettings, LogSettings, Settings, Field, FIELDS,
-         parse_size, format_size, load_settings, Effective, default_config_path, cache_folder
+         parse_size, format_size, load_settings, Effective, default_config_path, cache_folder,
+         keys_path
 """
 
 from __future__ import annotations
@@ -123,6 +124,13 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
             extra={"secret": True},
         ),
     ] = ()
+    keys_file: Annotated[
+        str,
+        Meta(
+            description="TOML file of named API keys with limits, see `sublimate keys`; empty: "
+            "keys.toml beside the user's config file."
+        ),
+    ] = ""
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins that browsers may call from; * is any.")
     ] = ()
@@ -294,6 +302,13 @@ def default_config_path() -> Path:
     """$XDG_CONFIG_HOME/sublimate/config.toml."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "sublimate" / "config.toml"
+
+
+def keys_path(settings: Settings) -> Path:
+    """The keys file: as set, else $XDG_CONFIG_HOME/sublimate/keys.toml."""
+    if settings.edge.keys_file:
+        return Path(settings.edge.keys_file).expanduser()
+    return default_config_path().with_name("keys.toml")
 
 
 def cache_folder(settings: Settings) -> Path:

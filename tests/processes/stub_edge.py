@@ -26,6 +26,7 @@ class StubEdge:
         self.listen: socket.socket | None = None
         self.client: _core.EdgeClient | None = None
         self.state: dict[str, object] = {"edge_pid": os.getpid(), "ups": 0, "losses": 0}
+        self.state["reloads"] = 0
         self.pair = 0
         self.flags = os.environ.get("STUB_EDGE_FLAGS", "")
 
@@ -60,6 +61,8 @@ class StubEdge:
                 self.state["losses"] = int(str(self.state["losses"])) + 1
                 self.state["reason"] = reason
                 self.state["lost_at"] = time.monotonic()
+            case channel.Reload():
+                self.state["reloads"] = int(str(self.state["reloads"])) + 1
             case channel.Drain():
                 if "ignore-drain" not in self.flags:
                     self.control.send(channel.Drained())

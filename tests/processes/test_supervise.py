@@ -78,6 +78,12 @@ def test_a_signal_drains_and_ends_well(server: Server, number: signal.Signals) -
     assert not any(alive(pid) for pid in children.values())
 
 
+def test_a_hang_up_without_a_terminal_is_a_reload(server: Server) -> None:
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: server.get("/state")["reloads"] == 1)
+    assert server.process.poll() is None and server.get("/state")["engine"]
+
+
 def test_a_drain_has_a_limit_and_a_second_signal_ends_at_once(script: Path) -> None:
     with Server(command(script), {"STUB_EDGE_FLAGS": "ignore-drain"}) as server:
         server.ready()

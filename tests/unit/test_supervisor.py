@@ -69,7 +69,7 @@ def test_the_wire_form_is_the_documented_one() -> None:
     assert decoded["op"] == "start" and decoded["model_name"] == "m"
     for union, ops in (
         (channel.FromEdge, {"ready", "region_broken", "drained"}),
-        (channel.ToEdge, {"start", "engine_up", "engine_lost", "drain", "stop"}),
+        (channel.ToEdge, {"start", "engine_up", "engine_lost", "reload", "drain", "stop"}),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}
         assert tags == ops

@@ -353,7 +353,7 @@ CORE_MAY_USE = {
     "bindings": {"ring", "loop", "model", "cpu", "text", "engine"},
 }
 # What each package of sublimate may import besides itself and the base.
-PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "limits"}
+PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "keys", "limits"}
 PYTHON_MAY_USE = {
     "model": set(),
     "control": set(),

@@ -4,7 +4,7 @@ Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hard
 listen, 6 a server that was talked to, 130 interrupted.
 
 defines: main, app and the commands serve, chat, pull, models, probe, limits, bench, tax,
-config show, version
+config show, keys, version
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 from ..config import Effective, load_settings
 from . import options as flags
+from .keys import keys_app
 from .output import note, run_guarded
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:
@@ -74,6 +76,7 @@ def serve(
     execution_profile: flags.ExecutionProfile = None,
     api_keys: flags.ApiKeys = None,
     api_key_file: flags.ApiKeyFile = None,
+    keys_file: flags.KeysFile = None,
     cors_origins: flags.CorsOrigins = None,
     queue_max: flags.QueueMax = None,
     drain_seconds: flags.DrainSeconds = None,

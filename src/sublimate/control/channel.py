@@ -4,7 +4,7 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached), to the edge (Start, EngineUp, EngineLost, Drain, Stop), from it
+         Attached), to the edge (Start, EngineUp, EngineLost, Reload, Drain, Stop), from it
          (EdgeReady, RegionBroken, Drained), Received, Channel
 """
 
@@ -107,6 +107,10 @@ class EngineLost(Message, frozen=True, tag="engine_lost"):
     message: str = ""
 
 
+class Reload(Message, frozen=True, tag="reload"):
+    """Read the keys file again; what is being answered goes on."""
+
+
 class Drain(Message, frozen=True, tag="drain"):
     """Accept nothing new, let streams finish within `seconds`, then answer Drained."""
 
@@ -133,7 +137,7 @@ class Drained(Message, frozen=True, tag="drained"):
 
 ToEngine = Load | Attach | Detach | Stop
 FromEngine = Progress | Ready | Failed | Attached
-ToEdge = Start | EngineUp | EngineLost | Drain | Stop
+ToEdge = Start | EngineUp | EngineLost | Reload | Drain | Stop
 FromEdge = EdgeReady | RegionBroken | Drained
 
 WORD_BYTES = array.array("i").itemsize

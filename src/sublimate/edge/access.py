@@ -1,7 +1,8 @@
 """Who may ask: API keys, tenants, and the origins of browsers.
 
 Deny by default: every path needs a key, but for a fixed list. Keys are compared as SHA-256 digests,
-all of them, in constant time.
+all of them, in constant time. A key of the settings is its own tenant; a key of the keys file has
+a name, which is the tenant, and limits. The file may be read again while requests run.
 
 defines: OPEN_PATHS, Access
 """
@@ -10,10 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
 
 from ..config import EdgeSettings
+from ..errors import ConfigError
+from ..keys import NamedKey, read_keys
 from .errors import ApiError
 from .exchange import Exchange, Header, Request
+from .quota import FIELDS, KINDS, NOBODY, Owner, Quota
 from .record import Tenant
 
 OPEN_PATHS = frozenset(
@@ -24,34 +29,71 @@ OPEN_PATHS = frozenset(
     ]
 )
 LOOPBACK_ORIGINS = ("http://localhost", "http://127.0.0.1", "http://[::1]")
-ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
+ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "
-    "anthropic-dangerous-direct-browser-access, content-type"
+    "anthropic-dangerous-direct-browser-access, content-type, traceparent"
 )
 ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-")
 EXPOSED_HEADERS = (
     "request-id, retry-after, x-should-retry, x-layer, x-layer-zero, x-compute-path, "
-    "x-engine-utilization, x-layer-config"
+    "x-engine-utilization, x-layer-config, "
+    + ", ".join(f"anthropic-ratelimit-{kind}-{field}" for kind in KINDS for field in FIELDS)
 )
 PREFLIGHT_SECONDS = 600
 TENANT_LABEL = b"sublimate tenant"
+NAME_LABEL = b"name:"
 
 
 class Access:
-    """The rules of one server."""
+    """The rules of one server. On the event loop's thread only."""
 
     def __init__(self, settings: EdgeSettings) -> None:
-        self._digests = [_digest(key.encode()) for key in settings.api_keys]
+        """Raises ConfigError for a keys file that is not valid."""
+        digests = [_digest(key.encode()) for key in settings.api_keys]
+        self._unnamed = [(digest, Owner(digest)) for digest in digests]
+        self._file = Path(settings.keys_file) if settings.keys_file else None
+        self._owners: list[tuple[bytes, Owner]] = []
+        self._quotas: dict[str, Quota] = {}
+        self._has_file = False
+        """It was there once. One whose last key was removed opens nothing."""
+        self.reload()
         # Tenants are told apart by a secret that only the keys' owner knows, never by anything
-        # that a client or the interpreter chooses.
-        self._secret = hashlib.sha256(TENANT_LABEL + b"".join(sorted(self._digests))).digest()
+        # that a client or the interpreter chooses. Of the first keys: another reading of the file
+        # moves nobody's cache.
+        known = sorted(digest for digest, _ in self._owners)
+        self._secret = hashlib.sha256(TENANT_LABEL + b"".join(known)).digest()
         self._any_origin = "*" in settings.cors_origins
         self._origins = frozenset(settings.cors_origins)
         self._tenants: dict[bytes, Tenant] = {}
 
+    # ---- keys ----------------------------------------------------------------------------------
+    def reload(self) -> None:
+        """Read the keys file. Who is being answered goes on, and what was used stays used. Raises
+        ConfigError, and then what was known holds."""
+        named: dict[str, NamedKey] = {}
+        if self._file is not None:
+            try:
+                named = read_keys(self._file)
+                self._has_file = True
+            except FileNotFoundError:
+                if self._has_file:
+                    raise ConfigError(f"The keys file {self._file} is gone.") from None
+        quotas: dict[str, Quota] = {}
+        owners = list(self._unnamed)
+        for name, key in named.items():
+            quota = self._quotas.get(name)
+            if quota is None:
+                quota = Quota(key)
+            else:
+                quota.set_limits(key)
+            quotas[name] = quota
+            owner = Owner(NAME_LABEL + name.encode(), name, quota)
+            owners.append((bytes.fromhex(key.sha256), owner))
+        self._owners, self._quotas = owners, quotas
+
     def check(self, exchange: Exchange) -> None:
-        """Raises ApiError; on success the exchange knows its key and the browser's headers."""
+        """Raises ApiError; on success the exchange knows its owner and the browser's headers."""
         request = exchange.request
         origin = request.field(b"origin")
         if origin:
@@ -62,34 +104,42 @@ class Access:
             return  # a preflight carries no key
         if (request.method, request.path) in OPEN_PATHS:
             return
-        exchange.tenant_key = self._accepted_key(request)
+        exchange.owner = self.owner(request)
 
-    def _accepted_key(self, request: Request) -> bytes:
-        """Digest of the request's key; empty if no key is needed."""
-        if not self._digests:
-            return b""
+    def owner(self, request: Request) -> Owner:
+        """Of the key that the request carries. Raises ApiError."""
+        if not self._unnamed and not self._has_file:
+            return NOBODY
         given = [request.fields.get(b"x-api-key", b"")]
         scheme, _, token = request.fields.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
             given.append(token.strip())
-        accepted = b""
+        accepted = None
         for key in given:
             digest = _digest(key)
-            for known in self._digests:
+            for known, owner in self._owners:
                 if hmac.compare_digest(digest, known):
-                    accepted = known
-        if not accepted:
+                    accepted = owner
+        if accepted is None:
             raise ApiError("unauthenticated")
         return accepted
 
-    def tenant(self, key_digest: bytes) -> Tenant:
-        """64 bits that stand for the key's owner in cache keys."""
-        tenant = self._tenants.get(key_digest)
+    def owner_by_key(self, key: bytes) -> Owner:
+        """Who was known by Owner.key before, also in an earlier process; for work that outlives
+        its request. A key that is gone leaves its tenant and no limits."""
+        for _, owner in self._owners:
+            if owner.key == key:
+                return owner
+        return Owner(key)
+
+    def tenant(self, key: bytes) -> Tenant:
+        """64 bits that stand for the owner in cache keys."""
+        tenant = self._tenants.get(key)
         if tenant is None:
-            mac = hmac.digest(self._secret, key_digest, "sha256")
+            mac = hmac.digest(self._secret, key, "sha256")
             low = int.from_bytes(mac[:4], "little", signed=True)
             high = int.from_bytes(mac[4:8], "little", signed=True)
-            tenant = self._tenants[key_digest] = Tenant(low, high)
+            tenant = self._tenants[key] = Tenant(low, high)
         return tenant
 
     # ---- browsers ------------------------------------------------------------------------------

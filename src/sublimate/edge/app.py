@@ -19,6 +19,7 @@ import msgspec
 
 from .. import _core
 from ..config import EdgeSettings
+from ..errors import ConfigError
 from . import limits
 from .access import Access
 from .engine import EngineLink
@@ -157,6 +158,8 @@ class EdgeServer:
             self._note(exchange)
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.lease is not None:
+            exchange.lease.cancel()
         if isinstance(error, ApiError):
             exchange.fail(error)
             return
@@ -170,6 +173,17 @@ class EdgeServer:
         log_exchange(level, exchange, answer)
 
     # ---- answers -------------------------------------------------------------------------------
+    def admit(self, exchange: Exchange, prompt_tokens: int) -> None:
+        """Charge the owner's limits for a request that is about to be submitted. Raises ApiError
+        (429); the answer tells what is left either way."""
+        quota = exchange.owner.quota
+        if quota is None:
+            return
+        try:
+            exchange.lease = quota.admit(prompt_tokens)
+        finally:
+            exchange.standing_headers += quota.headers()
+
     def answer_begun(self, answer: Answer) -> None:
         self._answers.add(answer)
         if self._ticker is None:
@@ -177,6 +191,11 @@ class EdgeServer:
 
     def answer_ended(self, answer: Answer) -> None:
         self._answers.discard(answer)
+        if answer.exchange.lease is not None:
+            if answer.admitted_seconds:
+                answer.exchange.lease.settle(answer.cached_tokens, answer.output_tokens)
+            else:
+                answer.exchange.lease.cancel()
         self._note(answer.exchange, answer)
         self._tell_if_drained()
 
@@ -250,6 +269,16 @@ class EdgeServer:
         if self.engine is None:
             return self._unavailable[0]
         return "" if self.engine.is_healthy() else "engine_stalled"
+
+    def reload(self) -> None:
+        """Read the keys file again. A file that is not valid is told in the log; the keys that
+        were known hold."""
+        try:
+            self.access.reload()
+        except ConfigError as error:
+            LOG.error("The keys stay as they are. %s", error)
+        else:
+            LOG.info("The keys file was read again.")
 
     # ---- end -----------------------------------------------------------------------------------
     def drain(self, seconds: float, drained: Callable[[], None]) -> None:

@@ -74,6 +74,18 @@ TABLE: dict[str, ErrorKind] = {
         "A valid API key is needed, in x-api-key or as Authorization: Bearer.",
         retry=False,
     ),
+    "rate_limited": ErrorKind(
+        429,
+        "rate_limit_error",
+        "This key's limit of {maximum} {what} per minute is reached. Try again in {seconds} s.",
+        retry=True,
+    ),
+    "too_many_at_once": ErrorKind(
+        429,
+        "rate_limit_error",
+        "This key's limit of {maximum} requests at once is reached.",
+        retry=True,
+    ),
     "origin_refused": ErrorKind(
         403, "permission_error", "This server does not take requests from that origin."
     ),

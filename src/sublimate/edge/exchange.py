@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from .errors import ApiError, envelope, error_event
+from .quota import NOBODY, Lease
 
 if TYPE_CHECKING:
     from .http import HttpConnection
@@ -87,7 +88,9 @@ class Exchange:
         "chunked",
         "handler",
         "keep_alive",
+        "lease",
         "on_gone",
+        "owner",
         "refusal",
         "request",
         "request_id",
@@ -95,7 +98,6 @@ class Exchange:
         "started_seconds",
         "status",
         "streaming",
-        "tenant_key",
         "was_slow",
     )
 
@@ -111,8 +113,10 @@ class Exchange:
         """Set by the head alone; handlers never see such a request."""
         self.handler: Any = None
         """Of the route that was found; called with the exchange."""
-        self.tenant_key = b""
-        """Digest of the API key that was accepted."""
+        self.owner = NOBODY
+        """Whose API key was accepted."""
+        self.lease: Lease | None = None
+        """What the owner's limits were charged for it."""
         self.standing_headers: list[Header] = []
         """Headers of every answer on this exchange."""
         self.status = 0
@@ -122,6 +126,11 @@ class Exchange:
         self.was_slow = False
         self.on_gone: Callable[[], None] | None = None
         """Called once when the client has gone before the answer was complete."""
+
+    @property
+    def tenant_key(self) -> bytes:
+        """Names the owner in what is kept per tenant."""
+        return self.owner.key
 
     # ---- whole answers -------------------------------------------------------------------------
     def send(self, status: int, headers: list[Header], body: bytes) -> None:

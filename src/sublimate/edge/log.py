@@ -83,6 +83,8 @@ def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
         "status": exchange.status,
         "milliseconds": round(elapsed * MILLISECONDS, 1),
     }
+    if exchange.owner.name:
+        fields["key"] = exchange.owner.name
     if answer is not None:
         fields["prompt_tokens"] = answer.prompt_tokens
         fields["cached_tokens"] = answer.cached_tokens

@@ -99,6 +99,8 @@ class EdgeProcess:
                 self._take_region(server, up, received.fds)
             case channel.EngineLost(reason=reason, message=message):
                 server.engine_lost(reason, message)
+            case channel.Reload():
+                server.reload()
             case channel.Drain(seconds=seconds):
                 server.drain(seconds, lambda: self._tell(channel.Drained()))
             case channel.Stop():

@@ -8,6 +8,7 @@ restart is due. It holds no request and reads no client byte.
     region broke: the edge says so; Detach to the engine, then pair, with back-off
     engine hangs: EngineLost to the edge; it goes on -> pair; it does not -> kill, so that it ends
     signal:       Drain to the edge -> Drained or the limit -> Stop; a second signal: kill
+    SIGHUP:       Reload to the edge; from a terminal that is gone, as any other signal
 
 defines: Supervisor
 """
@@ -85,6 +86,7 @@ class Supervisor:
         self._drain_deadline_seconds: float | None = None
         self._interrupts = 0
         self._drained = False
+        self._hangup_ends = False
         self._failure: SublimateError | None = None
 
     # ---- life ----------------------------------------------------------------------------------
@@ -93,8 +95,8 @@ class Supervisor:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = signal.set_wakeup_fd(wake_write)
         # A closed terminal is a reason to drain, unless someone chose that it is none (nohup).
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signals = (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+        self._hangup_ends = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old_handlers = {number: signal.signal(number, _no_action) for number in signals}
         try:
             self._start_engine()
@@ -136,8 +138,8 @@ class Supervisor:
             for fd in worker.fds():
                 poll.register(fd, select.POLLIN)
         poll.poll(self._timeout_milliseconds())
-        for _ in _drain_pipe(wake_fd):
-            self._on_signal()
+        for number in _drain_pipe(wake_fd):
+            self._on_signal(number)
         self._serve_engine()
         self._serve_edge()
         self._restart_due()
@@ -177,7 +179,10 @@ class Supervisor:
             return False
         return True
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP and not (self._hangup_ends and not _has_terminal()):
+            self._edge.send(channel.Reload())
+            return
         if self._drain_deadline_seconds is not None:
             self._interrupts += 1
             return
@@ -380,6 +385,15 @@ def _edge_failure(why: str) -> SublimateError:
 
 def _no_action(number: int, frame: FrameType | None) -> None:
     """The wake-up descriptor carries the signal; a handler must exist for it to be written."""
+
+
+def _has_terminal() -> bool:
+    """This process has a controlling terminal; one that was closed is none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _drain_pipe(fd: int) -> bytes:

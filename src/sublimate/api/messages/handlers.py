@@ -62,6 +62,7 @@ def submit(server: EdgeServer, exchange: Exchange, prompt: Prompt, timing: Timin
     )
     if exchange.gone:
         return
+    server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     server.answer_begun(answer)
     answer.begin(engine, ticket)

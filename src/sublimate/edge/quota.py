@@ -1,0 +1,168 @@
+"""What a key may use: token buckets of requests and tokens a minute, and requests at once.
+
+A bucket holds a minute's worth and refills evenly. A prompt is charged when it is submitted, its
+answer when it ends, and what came from the cache is given back; so a bucket can be in debt, and
+then nothing is begun until it is out of it.
+
+defines: KINDS, FIELDS, Bucket, Lease, Quota, Owner, NOBODY
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from ..keys import KeyLimits
+from .errors import ApiError
+
+SECONDS_PER_MINUTE = 60
+BUSY_RETRY_SECONDS = 1
+KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
+"""Of the headers anthropic-ratelimit-<kind>-..., in their order."""
+FIELDS = ("limit", "remaining", "reset")
+
+
+class Bucket:
+    """`capacity` units a minute."""
+
+    def __init__(self, capacity: int, now_seconds: float) -> None:
+        self.capacity = capacity
+        self._level = float(capacity)
+        self._at_seconds = now_seconds
+
+    def level(self, now_seconds: float) -> float:
+        """Units that are there; below 0 in debt."""
+        gained = (now_seconds - self._at_seconds) * self.capacity / SECONDS_PER_MINUTE
+        self._level = min(float(self.capacity), self._level + max(0.0, gained))
+        self._at_seconds = now_seconds
+        return self._level
+
+    def take(self, units: int, now_seconds: float) -> None:
+        """A negative number gives back."""
+        self._level = min(float(self.capacity), self.level(now_seconds) - units)
+
+    def seconds_until(self, units: float, now_seconds: float) -> float:
+        missing = units - self.level(now_seconds)
+        return max(0.0, missing) * SECONDS_PER_MINUTE / self.capacity
+
+    def resize(self, capacity: int, now_seconds: float) -> None:
+        """Another limit: what was used stays used."""
+        used = self.capacity - self.level(now_seconds)
+        self.capacity = capacity
+        self._level = capacity - used
+
+
+class Lease:
+    """What one request has been charged. It ends once, by `settle` or `cancel`."""
+
+    def __init__(self, quota: Quota, prompt_tokens: int) -> None:
+        self._quota: Quota | None = quota
+        self._prompt_tokens = prompt_tokens
+
+    def settle(self, cached_tokens: int, output_tokens: int) -> None:
+        """The request was computed."""
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            quota.release(0, -cached_tokens, output_tokens)
+
+    def cancel(self) -> None:
+        """Nothing of the request was computed: all is given back."""
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            quota.release(-1, -self._prompt_tokens, 0)
+
+
+class Quota:
+    """The limits of one key and how much of them is used. On the event loop's thread only."""
+
+    def __init__(
+        self, limits: KeyLimits, clock_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock_seconds
+        self._buckets: dict[str, Bucket] = {}
+        self._concurrency = 0
+        self._running = 0
+        self.set_limits(limits)
+
+    def set_limits(self, limits: KeyLimits) -> None:
+        """Also while requests run."""
+        self._concurrency = limits.concurrency
+        now = self._clock()
+        for kind in KINDS:
+            capacity: int = getattr(limits, kind.replace("-", "_") + "_per_minute")
+            bucket = self._buckets.get(kind)
+            if not capacity:
+                self._buckets.pop(kind, None)
+            elif bucket is None:
+                self._buckets[kind] = Bucket(capacity, now)
+            else:
+                bucket.resize(capacity, now)
+        self._buckets = {kind: self._buckets[kind] for kind in KINDS if kind in self._buckets}
+
+    def admit(self, prompt_tokens: int) -> Lease:
+        """Charge a request, or raise ApiError (429) that says which limit and when to come back."""
+        if self._concurrency and self._running >= self._concurrency:
+            error = ApiError("too_many_at_once", maximum=self._concurrency)
+            raise error.after(BUSY_RETRY_SECONDS)
+        now = self._clock()
+        need = {"requests": 1, "tokens": prompt_tokens, "input-tokens": prompt_tokens}
+        for kind, bucket in self._buckets.items():
+            # A prompt above a minute's worth waits for a full bucket, and then leaves a debt.
+            units = min(need.get(kind, 1), bucket.capacity)
+            if wait := bucket.seconds_until(units, now):
+                seconds = math.ceil(wait)
+                error = ApiError(
+                    "rate_limited",
+                    maximum=bucket.capacity,
+                    what=kind.replace("-", " "),
+                    seconds=seconds,
+                )
+                raise error.after(seconds)
+        self._charge(1, prompt_tokens, 0, now)
+        self._running += 1
+        return Lease(self, prompt_tokens)
+
+    def release(self, requests: int, input_tokens: int, output_tokens: int) -> None:
+        """From a lease: the last charge, which may be negative."""
+        self._running -= 1
+        self._charge(requests, input_tokens, output_tokens, self._clock())
+
+    def _charge(self, requests: int, input_tokens: int, output_tokens: int, now: float) -> None:
+        both = input_tokens + output_tokens
+        for kind, units in zip(KINDS, (requests, both, input_tokens, output_tokens), strict=True):
+            if bucket := self._buckets.get(kind):
+                bucket.take(units, now)
+
+    def headers(self) -> list[tuple[str, str]]:
+        """limit, remaining and reset (when the bucket is full again) of what is limited."""
+        now = self._clock()
+        wall = time.time()
+        headers: list[tuple[str, str]] = []
+        for kind, bucket in self._buckets.items():
+            full = wall + bucket.seconds_until(bucket.capacity, now)
+            reset = datetime.fromtimestamp(math.ceil(full), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            prefix = f"anthropic-ratelimit-{kind}"
+            headers += [
+                (f"{prefix}-limit", str(bucket.capacity)),
+                (f"{prefix}-remaining", str(max(0, math.floor(bucket.level(now))))),
+                (f"{prefix}-reset", reset),
+            ]
+        return headers
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose request it is."""
+
+    key: bytes = b""
+    """Names the tenant; empty where no key is needed."""
+    name: str = ""
+    """For logs; empty for a key without one."""
+    quota: Quota | None = None
+    """None: no limits."""
+
+
+NOBODY = Owner()

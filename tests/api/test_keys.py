@@ -1,0 +1,143 @@
+"""Named keys over the wire: limits, headers, tenants, and a reload that nobody notices."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Served, body, serve, wait_until
+from sublimate.config import EdgeSettings
+from sublimate.keys import KeyLimits, add_key, remove_key
+from test_errors import check_error
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.toml"
+
+
+def settings(path: Path, *api_keys: str) -> EdgeSettings:
+    return EdgeSettings(keys_file=str(path), api_keys=api_keys)
+
+
+def ask(served: Served, key: str, content: str = "say hello", **fields: Any) -> Any:
+    return served.client.post(
+        "/v1/messages", json=body(content, **fields), headers={"x-api-key": key}
+    )
+
+
+@pytest.fixture
+def limited(path: Path) -> Iterator[tuple[Served, str]]:
+    key = add_key(path, "alice", KeyLimits(requests_per_minute=2, output_tokens_per_minute=5000))
+    with serve(settings=settings(path)) as served:
+        yield served, key
+
+
+def test_a_limit_is_429_with_retry_after_and_headers(limited: tuple[Served, str]) -> None:
+    served, key = limited
+    first = ask(served, key)
+    assert first.status_code == 200
+    assert first.headers["anthropic-ratelimit-requests-limit"] == "2"
+    assert first.headers["anthropic-ratelimit-requests-remaining"] == "1"
+    assert first.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+    assert first.headers["anthropic-ratelimit-output-tokens-limit"] == "5000"
+    assert "anthropic-ratelimit-tokens-limit" not in first.headers
+    assert ask(served, key, stream=True).status_code == 200
+    refused = ask(served, key)
+    check_error(refused, 429, "This key's limit of 2 requests per minute")
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert refused.headers["x-should-retry"] == "true"
+    assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
+    counted = served.client.post(
+        "/v1/messages/count_tokens", json=body(max_tokens=...), headers={"x-api-key": key}
+    )
+    assert counted.status_code == 200, "only what is generated is limited"
+
+
+def test_a_request_that_is_refused_otherwise_costs_nothing(limited: tuple[Served, str]) -> None:
+    served, key = limited
+    for _ in range(3):
+        assert ask(served, key, temperature=9).status_code == 400
+    reply = ask(served, key)
+    assert reply.headers["anthropic-ratelimit-requests-remaining"] == "1"
+
+
+def test_requests_at_once_and_a_client_that_leaves_frees_its_place(path: Path) -> None:
+    key = add_key(path, "alice", KeyLimits(concurrency=1))
+    with serve(settings=settings(path), step_delay_us=2000) as served:
+        request = body("count", stream=True, max_tokens=4000)
+        headers = {"x-api-key": key}
+        with served.client.stream("POST", "/v1/messages", json=request, headers=headers) as reply:
+            assert reply.status_code == 200
+            check_error(ask(served, key), 429, "This key's limit of 1 requests at once")
+        wait_until(lambda: ask(served, key).status_code == 200)
+        wait_until(served.idle)
+
+
+def test_names_are_tenants_and_keys_of_the_settings_still_work(path: Path) -> None:
+    keys = {name: add_key(path, name, KeyLimits()) for name in ("alice", "bob")}
+    with serve(settings=settings(path, "plain")) as served:
+        prompt = "a secret prefix " * 20
+        reads = [
+            ask(served, key, prompt).json()["usage"]["cache_read_input_tokens"]
+            for key in (keys["alice"], keys["alice"], keys["bob"], "plain", "plain")
+        ]
+        assert reads[0] == reads[2] == reads[3] == 0 and min(reads[1], reads[4]) > 100
+        # A new key of the same name reads what the old one wrote.
+        remove_key(path, "alice")
+        renewed = add_key(path, "alice", KeyLimits())
+        served.call(served.server.reload)
+        check_error(ask(served, keys["alice"], prompt), 401)
+        usage = ask(served, renewed, prompt).json()["usage"]
+        assert usage["cache_read_input_tokens"] > 100
+
+
+def test_a_reload_drops_no_stream(path: Path) -> None:
+    key = add_key(path, "alice", KeyLimits())
+    with serve(settings=settings(path), step_delay_us=1000) as served:
+        seen: list[bytes] = []
+
+        def read() -> None:
+            request = body("count", stream=True, max_tokens=300)
+            headers = {"authorization": f"Bearer {key}"}
+            with served.client.stream(
+                "POST", "/v1/messages", json=request, headers=headers
+            ) as reply:
+                seen.extend(reply.iter_bytes())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_until(lambda: len(seen) > 2)
+        remove_key(path, "alice")
+        added = add_key(path, "carol", KeyLimits())
+        served.call(served.server.reload)
+        check_error(ask(served, key), 401)
+        assert ask(served, added).status_code == 200
+        reader.join()
+        assert b"message_stop" in b"".join(seen)
+
+
+def test_a_file_that_breaks_changes_nothing(path: Path) -> None:
+    key = add_key(path, "alice", KeyLimits())
+    with serve(settings=settings(path)) as served:
+        for breakage in (lambda: path.write_text("[keys"), path.unlink):
+            breakage()
+            served.call(served.server.reload)
+            assert ask(served, key).status_code == 200
+            check_error(ask(served, "other"), 401)
+
+
+def test_a_file_without_keys_opens_nothing_and_one_that_appears_closes(path: Path) -> None:
+    with serve(settings=settings(path)) as served:
+        assert ask(served, "").status_code == 200, "no file, no key"
+        key = add_key(path, "alice", KeyLimits())
+        served.call(served.server.reload)
+        check_error(ask(served, ""), 401)
+        assert ask(served, key).status_code == 200
+        remove_key(path, "alice")
+        served.call(served.server.reload)
+        check_error(ask(served, key), 401)
+        check_error(ask(served, ""), 401)
