@@ -134,6 +134,10 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins that browsers may call from; * is any.")
     ] = ()
+    request_gzip: Annotated[
+        bool,
+        Meta(description="Take request bodies with Content-Encoding: gzip, up to 32 MiB decoded."),
+    ] = False
     queue_max: Annotated[
         int,
         Meta(ge=1, le=QUEUE_MAX, description="Requests that may wait; beyond it 529."),

@@ -145,6 +145,7 @@ class Application:
 
     limits = HttpLimits()
     draining = False
+    takes_gzip = False
 
     def connection_opened(self, connection: Any) -> bool:
         return True

@@ -59,6 +59,7 @@ class EdgeServer:
         self.model = model
         self.routes = routes
         self.limits = http_limits or HttpLimits()
+        self.takes_gzip = settings.request_gzip
         self.access = Access(settings)
         self.metrics = Metrics(model.name)
         self.version = package_version()

@@ -61,6 +61,20 @@ TABLE: dict[str, ErrorKind] = {
         "Compressed request bodies are not taken here. Send the body without Content-Encoding.",
         error_code="request_body_encoding_unsupported",
     ),
+    "body_not_gzip": ErrorKind(
+        400,
+        INVALID,
+        "The request body is not one complete gzip stream.",
+        error_code="request_body_encoding_invalid",
+        close=True,
+    ),
+    "body_too_large_decoded": ErrorKind(
+        413,
+        "request_too_large",
+        "The decoded request body exceeds {maximum} bytes.",
+        error_code="request_body_too_large_after_decoding",
+        close=True,
+    ),
     "charset": ErrorKind(
         400, INVALID, "The request body must be UTF-8.", error_code="unsupported_charset"
     ),

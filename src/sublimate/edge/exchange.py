@@ -13,6 +13,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from .coding import accepts_gzip, compress, pays
 from .errors import ApiError, envelope, error_event
 from .quota import NOBODY, Lease
 
@@ -138,6 +139,11 @@ class Exchange:
         if self.answered:
             return
         is_head = self.request.method == "HEAD"
+        if pays(len(body)):
+            headers = [*headers, ("vary", "accept-encoding")]
+            if accepts_gzip(self.request.field(b"accept-encoding")):
+                body = compress(body)
+                headers.append(("content-encoding", "gzip"))
         headers = [*headers, ("content-length", str(len(body)))]
         head = self._head(status, headers)
         self._finish(head if is_head else head + body)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import httptools
 
 from . import limits
+from .coding import GzipBody
 from .errors import ApiError
 from .exchange import Exchange, Request
 from .limits import HttpLimits
@@ -45,6 +46,8 @@ class Application(Protocol):
 
     limits: HttpLimits
     draining: bool
+    takes_gzip: bool
+    """Request bodies may be compressed."""
 
     def connection_opened(self, connection: HttpConnection) -> bool:
         """False if there is no room for it."""
@@ -113,6 +116,7 @@ class HttpConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_wire_bytes = 0
+        self._gzip: GzipBody | None = None
         self._started = 0.0
         self._exchange: Exchange | None = None
 
@@ -245,17 +249,28 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = exchange
         if length > self.limits.body_bytes_max:
             exchange.refusal = ApiError("request_too_large", maximum=self.limits.body_bytes_max)
-        elif fields.get(b"content-encoding", b"identity").lower() != b"identity":
+        elif not self._knows_coding(fields.get(b"content-encoding", b"identity").lower()):
             exchange.refusal = ApiError("body_encoding")
         else:
             exchange.refusal = self._application.refuse_early(exchange)
         if length or coding is not None:
             self._begin_body(exchange)
 
+    def _knows_coding(self, coding: bytes) -> bool:
+        if coding in (b"gzip", b"x-gzip") and self._application.takes_gzip:
+            self._gzip = GzipBody(self.limits.body_bytes_max)
+            return True
+        return coding == b"identity"
+
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
         if self._body_bytes > self.limits.body_bytes_max:
             self._stop(ApiError("request_too_large", maximum=self.limits.body_bytes_max))
+        if self._gzip is not None:
+            try:
+                data = self._gzip.feed(data)
+            except ApiError as error:
+                self._stop(error)
         self._body.append(data)
 
     def on_message_complete(self) -> None:
@@ -263,6 +278,11 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or self._lingering:
             return
         self._in_body = False
+        if self._gzip is not None and self._body_bytes:
+            try:
+                self._gzip.finish()
+            except ApiError as error:
+                self._stop(error)
         self._exchange = None
         exchange.request.body = b"".join(self._body)
         self._body = []

@@ -67,6 +67,13 @@ SOCKET_SEND_BUFFER_BYTES = 128 * KIB
 """Kernel memory of one connection; without it the kernel takes megabytes of a stream that nobody
 reads before the budget of unsent bytes is even touched."""
 
+# ---- content codings -----------------------------------------------------------------------------
+GZIP_BYTES_MIN = 8 * KIB
+"""Whole answers from here on are compressed for clients that take it. Below, and for anything on
+loopback, the transfer costs less than the work."""
+GZIP_BYTES_MAX = 4 * MIB
+"""Above, the event loop would stand still for tens of milliseconds."""
+
 # ---- pacing --------------------------------------------------------------------------------------
 PING_SECONDS = 8.0
 """Silence after which a stream gets a ping: with the timer's period below the promised 10 s."""
