@@ -5,6 +5,9 @@ WHEEL_BUILD := build/wheel
 NATIVE := CMakeLists.txt pyproject.toml $(shell find core -name '*.cpp' -o -name '*.h')
 PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# Test files run side by side, in a few processes: most of their time is waiting. See tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q
+SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: build serve test test-reference lint format bench sim fuzz asan tsan cuda clean
@@ -43,7 +46,7 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(BIN)/python -m pytest -q -m 'not reference' $(ARGS)
+	$(PYTEST) -m 'not reference' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	$(BIN)/python -m pytest -q -m reference tests/reference $(ARGS)

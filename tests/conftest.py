@@ -1,6 +1,10 @@
-"""Settings that all tests share: the property tests' effort and the report of recorded figures."""
+"""Settings that all tests share: the property tests' effort, who may run beside whom, and the
+report of recorded figures."""
 
+import fcntl
 import os
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +13,24 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# `make test` runs files side by side. A test marked `alone` keeps every core busy, which would
+# spoil the times of any other: it has the room for itself, and all others share it. Who waits for
+# the room stands in the door, lest those who share it never leave it empty.
+ROOM, DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Waits for the room, outside of the test's time limit: that one starts further inside."""
+    if not hasattr(item.config, "workerinput"):  # this process is the only one
+        return (yield)
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with ROOM.open() as room:
+        with DOOR.open() as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, how)
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

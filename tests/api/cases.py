@@ -53,13 +53,24 @@ def expand(value: Any) -> Any:
 
 
 def case(*identifiers: str) -> Callable[[Check], Check]:
-    """Registers a check of the shared server for these cases."""
+    """Registers a check of the shared server for these cases.
+
+    It runs once for all of them: what held for the first id need not be waited for again. One that
+    fails is run, and fails, for each id.
+    """
 
     def register(check: Check) -> Check:
+        held_for: list[Served] = []
+
+        def once(served: Served) -> None:
+            if not any(one is served for one in held_for):
+                check(served)
+                held_for.append(served)
+
         for identifier in identifiers:
             assert identifier not in REGISTRY, identifier
             assert identifier in load_cases(), identifier
-            REGISTRY[identifier] = check
+            REGISTRY[identifier] = once
         return check
 
     return register

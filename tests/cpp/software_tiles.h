@@ -5,6 +5,7 @@
 // defines: flushed, SoftwareTiles, SoftwareInt8Tiles
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -53,34 +54,50 @@ public:
     }
     void load_rows(const uint16_t* rows, int64_t stride) {
         for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            std::memcpy(rows_[r], rows + r * stride, sizeof(rows_[r]));
+            for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
+                rows_[r][k] = flushed(bf16_to_float(rows[r * stride + k]));
+            }
         }
     }
     void stream_rows(const uint16_t* rows, int64_t stride) { load_rows(rows, stride); }
     void load_weights(const uint16_t* first, const uint16_t* second) {
-        std::memcpy(weights_[0], first, sizeof(weights_[0]));
-        std::memcpy(weights_[1], second, sizeof(weights_[1]));
+        finite_ = true;
+        for (int32_t n = 0; n < TILE_BLOCK; ++n) {
+            const uint16_t* tile = n < TILE_ROWS ? first : second;
+            for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
+                const uint16_t weight = tile[k / 2 * 32 + n % TILE_ROWS * 2 + k % 2];
+                weights_[n][k] = flushed(bf16_to_float(weight));
+                finite_ &= std::isfinite(weights_[n][k]);
+            }
+        }
     }
     void multiply() {
         for (int32_t r = 0; r < TILE_BLOCK; ++r) {
-            for (int32_t n = 0; n < TILE_BLOCK; ++n) sums_[r][n] = dot(r, n);
+            const bool adds_nothing = finite_ && std::all_of(rows_[r], rows_[r] + GROUP_COLUMNS,
+                                                             [](float x) { return x == 0.0f; });
+            for (int32_t n = 0; n < TILE_BLOCK; ++n) {
+                const float product = adds_nothing ? 0.0f : dot(rows_[r], weights_[n]);
+                sums_[r][n] = flushed(flushed(sums_[r][n]) + product);
+            }
         }
     }
 
 private:
-    float dot(int32_t r, int32_t n) const {
-        float chains[2] = {0.0f, 0.0f};
-        for (int32_t k = 0; k < GROUP_COLUMNS; ++k) {
-            const uint16_t weight = weights_[n / TILE_ROWS][k / 2 * 32 + n % TILE_ROWS * 2 + k % 2];
-            const float a = flushed(bf16_to_float(rows_[r][k]));
-            chains[k % 2] = flushed(std::fma(a, flushed(bf16_to_float(weight)), chains[k % 2]));
+    static float dot(const float* row, const float* weights) {
+        float even = 0.0f;
+        float odd = 0.0f;
+        for (int32_t k = 0; k < GROUP_COLUMNS; k += 2) {
+            even = flushed(std::fma(row[k], weights[k], even));
+            odd = flushed(std::fma(row[k + 1], weights[k + 1], odd));
         }
-        return flushed(flushed(sums_[r][n]) + flushed(chains[0] + chains[1]));
+        return flushed(even + odd);
     }
 
     float sums_[TILE_BLOCK][TILE_BLOCK];
-    uint16_t rows_[TILE_BLOCK][GROUP_COLUMNS];
-    uint16_t weights_[BLOCK_TILES][TILE_WORDS];
+    // What the tiles hold, as numbers.
+    float rows_[TILE_BLOCK][GROUP_COLUMNS];
+    float weights_[TILE_BLOCK][GROUP_COLUMNS]; // (output, column)
+    bool finite_;                              // every weight is: then a row of zeros adds nothing
 };
 
 // TDPBSUD at half depth: signed bytes of 32 columns times unsigned ones, exact sums.

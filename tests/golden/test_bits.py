@@ -14,6 +14,8 @@ import pytest
 
 import sublimate
 
+pytestmark = pytest.mark.alone
+
 Engines = Callable[[bool], sublimate.Engine]
 Case = dict[str, Any]
 TOKENS = 24

@@ -15,6 +15,8 @@ import pytest
 
 from sublimate import Engine
 
+pytestmark = pytest.mark.alone
+
 GOLDEN = Path(__file__).parent / "smollm2-135m-q4_1.json"
 CASES: list[dict[str, Any]] = msgspec.json.decode(GOLDEN.read_bytes())["cases"]
 # mode -> (gap above which the arg-max must agree, NLL over all tokens, NLL of one case)

@@ -7,6 +7,8 @@ import pytest
 
 import sublimate
 
+pytestmark = pytest.mark.alone
+
 GAP_BAR = {False: 0.5, True: 0.05}
 END_OF_TURN = 2  # not part of an answer's tokens
 

@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import sublimate
 from sublimate import _core
+
+pytestmark = pytest.mark.alone
 
 
 def test_no_heap_allocation_on_the_loops_threads(

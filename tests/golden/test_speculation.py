@@ -8,6 +8,8 @@ import pytest
 
 import sublimate
 
+pytestmark = pytest.mark.alone
+
 Case = dict[str, Any]
 TOKENS = 96
 STORY = (

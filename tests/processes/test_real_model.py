@@ -9,7 +9,10 @@ from typing import Any
 
 import anthropic
 import msgspec
+import pytest
 from servers import Server, wait_until
+
+pytestmark = pytest.mark.alone
 
 CLIENTS = 64
 TOKENS = 64

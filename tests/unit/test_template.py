@@ -286,9 +286,9 @@ def test_rendering_is_linear() -> None:
         ]
         times = []
         for _ in range(5):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             chat.render(turns)
-            times.append(time.perf_counter() - begun)
+            times.append(time.thread_time() - begun)
         return min(times)
 
     assert seconds(40_000) < 2.6 * seconds(20_000) + 0.005
