@@ -148,6 +148,9 @@ void bind_constants(nb::module_& m) {
 
 NB_MODULE(_core, m) {
     using namespace sublimate;
+    // A process that ends on a signal still holds its engine and region: no leak worth a report to
+    // whoever pressed control-C.
+    nb::set_leak_warnings(false);
     nb::exception<CoreError>(m, "CoreError");
     bind_constants(m);
     bind_edge(m);

@@ -145,6 +145,8 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
     fresh.layer_bytes = fresh.pages * fresh.layout.head_bytes * config.kv_heads;
     RETURN_IF_ERROR(
         AnonymousMemory::map(fresh.layer_bytes * config.layers, "the KV cache", &fresh.memory));
+    fresh.ahead =
+        std::make_unique<PopulateAhead>(fresh.memory.data(), fresh.layer_bytes, config.layers);
     *arena = std::move(fresh);
     return Status::success();
 }

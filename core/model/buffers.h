@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "../cpu/ops.h"
 #include "config.h"
 #include "memory.h"
+#include "populate.h"
 
 namespace sublimate::cpu {
 
@@ -62,16 +64,21 @@ private:
     AnonymousMemory memory_;
 };
 
-// Pages of all layers. Real memory is taken when a page is first written.
+// Pages of all layers. Real memory is taken a little before a page is first written.
 struct KvArena {
     KvLayout layout = {};
     int32_t pages = 0;
     int64_t layer_bytes = 0;
     AnonymousMemory memory;
+    std::unique_ptr<PopulateAhead> ahead; // ends before the memory does
 
     static int64_t page_bytes(const ModelConfig& config, KvType type); // of all layers
     static Status allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena);
     std::byte* layer(int32_t index) const { return memory.data() + index * layer_bytes; }
+    // A step is about to use this page.
+    void use(int32_t page) const {
+        ahead->reached((int64_t{page} + 1) * layout.head_bytes * layout.kv_heads);
+    }
 };
 
 } // namespace sublimate::cpu

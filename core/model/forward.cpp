@@ -125,6 +125,7 @@ void CpuModel::prepare_attention(const Step& step) {
             int32_t page = table[position / limits::PAGE_TOKENS];
             CHECK(page >= 0 && page < kv_.pages);
             row_pages_[static_cast<size_t>(row)] = page;
+            kv_.use(page);
             row_arithmetic_[static_cast<size_t>(row)] = arithmetic_of(segment);
         }
         for (int32_t i = 0; i < segment.row_count; i += ATTENTION_BLOCK_ROWS)

@@ -1,0 +1,74 @@
+// The thread that populates, and how it is told.
+#include "populate.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "../check.h"
+
+namespace sublimate::cpu {
+
+namespace {
+
+constexpr int POPULATE_WRITE = 23; // MADV_POPULATE_WRITE, which older headers lack
+constexpr int LOWEST_PRIORITY = 19;
+
+} // namespace
+
+PopulateAhead::PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes)
+    : base_(base), stripe_bytes_(stripe_bytes), stripes_(stripes) {
+    CHECK(base != nullptr && stripe_bytes > 0 && stripes > 0);
+    thread_ = std::thread([this] { work(); });
+}
+
+PopulateAhead::~PopulateAhead() {
+    stopping_.store(true, std::memory_order_release);
+    news_.advance();
+    thread_.join();
+}
+
+void PopulateAhead::tell(int64_t bytes) {
+    CHECK(bytes <= stripe_bytes_);
+    told_bytes_ = bytes + CHUNK_BYTES;
+    reached_bytes_.store(bytes, std::memory_order_release);
+    news_.advance();
+}
+
+bool PopulateAhead::populate(int64_t begin, int64_t end) const {
+    CHECK(begin >= 0 && begin < end && end <= stripe_bytes_);
+    const auto small_page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    for (int32_t stripe = 0; stripe < stripes_; stripe++) {
+        auto from = reinterpret_cast<uintptr_t>(base_ + stripe * stripe_bytes_ + begin);
+        auto to = from + static_cast<uintptr_t>(end - begin);
+        from = from / small_page * small_page; // the first page may be in use: it only stays so
+        if (madvise(reinterpret_cast<void*>(from), to - from, POPULATE_WRITE) != 0) return false;
+        if (stopping_.load(std::memory_order_acquire)) return true;
+    }
+    return true;
+}
+
+void PopulateAhead::work() {
+    pthread_setname_np(pthread_self(), "populate");
+    // On Linux a priority is a thread's. It may only be lowered, so this cannot fail.
+    CHECK(setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), LOWEST_PRIORITY) == 0);
+    int64_t done = 0;
+    while (!stopping_.load(std::memory_order_acquire)) {
+        uint32_t seen = news_.value();
+        int64_t reached = reached_bytes_.load(std::memory_order_acquire);
+        int64_t goal = std::min(stripe_bytes_, reached + AHEAD_BYTES);
+        if (done >= goal) {
+            if (done == stripe_bytes_) return;
+            news_.wait_while(seen, 0);
+            continue;
+        }
+        int64_t end = std::min(goal, done + CHUNK_BYTES);
+        done = populate(done, end) ? end : stripe_bytes_;
+        populated_bytes_.store(done, std::memory_order_release);
+    }
+}
+
+} // namespace sublimate::cpu

@@ -1,0 +1,55 @@
+// Makes memory real ahead of its first use. A huge page is zeroed when it is first touched, 0.2 ms
+// a page; the KV cache of all layers reaches its next ones in the same step, and 30 layers make
+// that a pause that every running stream sees. A thread of the lowest priority takes it off the
+// steps.
+//
+// defines: PopulateAhead
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+
+#include "../cpu/threads.h"
+
+namespace sublimate::cpu {
+
+class PopulateAhead {
+public:
+    static constexpr int64_t CHUNK_BYTES = int64_t{2} << 20; // of a stripe, populated at a time
+    static constexpr int64_t AHEAD_BYTES = int64_t{2} * CHUNK_BYTES; // of a stripe
+
+    // `stripes` pieces of stripe_bytes each, one behind the other from base; all are used from
+    // their beginning on, at the same pace. The memory outlives this object.
+    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes);
+    ~PopulateAhead();
+    PopulateAhead(const PopulateAhead&) = delete;
+    PopulateAhead& operator=(const PopulateAhead&) = delete;
+
+    // Every stripe is now used up to so many bytes. From one thread; costs a comparison, once per
+    // chunk a system call. What was not populated in time is touched by whoever needs it.
+    void reached(int64_t bytes) {
+        if (bytes > told_bytes_) tell(bytes);
+    }
+    // Of each stripe, from its beginning. All of it where the kernel cannot do it (before Linux
+    // 5.14) or has no memory left: then nothing is populated any more.
+    int64_t populated_bytes() const { return populated_bytes_.load(std::memory_order_acquire); }
+
+private:
+    void tell(int64_t bytes);
+    void work();
+    bool populate(int64_t begin, int64_t end) const; // of every stripe
+
+    std::byte* const base_;
+    const int64_t stripe_bytes_;
+    const int32_t stripes_;
+    int64_t told_bytes_ = 0; // the caller's: up to here nobody needs to be told
+    std::atomic<int64_t> reached_bytes_{0};
+    std::atomic<int64_t> populated_bytes_{0};
+    std::atomic<bool> stopping_{false};
+    WaitWord news_; // advances when one of the above did
+    std::thread thread_;
+};
+
+} // namespace sublimate::cpu
