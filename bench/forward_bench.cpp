@@ -1,8 +1,9 @@
 // Times the model step alone, without scheduler or sampler.
 //
 // usage: forward_bench MODEL.gguf [isa] [threads] [seconds per figure] [figure ...]
-//   figures: prefill:TOKENS, decode:BATCH, verify:ROWS (the last ROWS positions of one sequence);
-//   without any, prefill:512 and batches up to 128
+//   figures: prefill:TOKENS, decode:BATCH, verify:ROWS (the last ROWS positions of one sequence),
+//   chunk:ROWS (of a long prompt, beside 16 sequences that decode); without any, prefill:512 and
+//   batches up to 128
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,7 +19,9 @@ namespace {
 
 using namespace sublimate;
 
-constexpr int32_t CONTEXT_TOKENS = 128; // of a decoding sequence
+constexpr int32_t CONTEXT_TOKENS = 128;  // of a decoding sequence
+constexpr int32_t CHUNK_POSITION = 1500; // the first of a chunk
+constexpr int32_t CHUNK_NEIGHBOURS = 16;
 constexpr const char* FIGURES[] = {"prefill:512", "decode:1",  "decode:2",  "decode:4",  "decode:8",
                                    "decode:16",   "decode:32", "decode:64", "decode:128"};
 
@@ -80,6 +83,26 @@ Inputs decode_inputs(const LoadedModel& model, int32_t batch) {
     return inputs;
 }
 
+// The pages behind those that the decoding sequences own; every table is as long as this one's.
+Inputs chunk_inputs(const LoadedModel& model, int32_t rows) {
+    Inputs inputs = decode_inputs(model, CHUNK_NEIGHBOURS);
+    constexpr int32_t OWN = CONTEXT_TOKENS / limits::PAGE_TOKENS;
+    int32_t stride = (CHUNK_POSITION + rows - 1) / limits::PAGE_TOKENS + 1;
+    inputs.table.assign(static_cast<size_t>((CHUNK_NEIGHBOURS + 1) * stride), 0);
+    for (int32_t i = 0; i < CHUNK_NEIGHBOURS * OWN; i++)
+        inputs.table[static_cast<size_t>(i / OWN * stride + i % OWN)] = i;
+    for (int32_t i = 0; i < stride; i++)
+        inputs.table[static_cast<size_t>(CHUNK_NEIGHBOURS * stride + i)] =
+            CHUNK_NEIGHBOURS * OWN + i;
+    inputs.segments.push_back({CHUNK_NEIGHBOURS, CHUNK_NEIGHBOURS, rows, CHUNK_POSITION,
+                               CHUNK_POSITION + rows, Arithmetic::prompt, 0, 0, 0});
+    for (int32_t i = 0; i < rows; i++) {
+        inputs.tokens.push_back((i * 7919 + 13) % model.config.vocabulary);
+        inputs.positions.push_back(CHUNK_POSITION + i);
+    }
+    return inputs;
+}
+
 // Runs the steps in order until `seconds` are over; one round is one time.
 void report(LoadedModel& model, const char* name, const std::vector<Inputs>& steps,
             double seconds) {
@@ -116,6 +139,9 @@ bool run_figure(LoadedModel& model, const std::string& figure, double seconds) {
                                     Arithmetic::prompt));
     } else if (kind == "decode" && count <= limits::SEQUENCES_MAX) {
         steps.push_back(decode_inputs(model, count));
+    } else if (kind == "chunk" && count <= limits::STEP_ROWS_MAX - CHUNK_NEIGHBOURS &&
+               CHUNK_POSITION + count <= model.config.context_length) {
+        steps.push_back(chunk_inputs(model, count));
     } else if (kind == "verify" && count <= CONTEXT_TOKENS) {
         Inputs prompt = prefill_inputs(model, CONTEXT_TOKENS);
         model.model->forward(rows_of(prompt, 0, CONTEXT_TOKENS, Arithmetic::prompt).step());

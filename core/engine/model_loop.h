@@ -42,7 +42,7 @@ public:
     bool has_requests() const override { return loop_.outstanding() > 0; }
     StatsPage stats() const override { return loop_.totals(); }
 
-    StepCost cost() const override { return loop_.state().config.cost; }
+    StepCost cost() const override { return loop_.state().cost; }
 
     bool run_once() override {
         uint64_t steps = loop_.step_count();

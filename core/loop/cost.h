@@ -1,10 +1,11 @@
 // What a step costs: linear in its rows and in the positions that they attend to. The host measures
-// the prices once, before the first request, and hands them in; from then on the scheduler weighs
-// time against time with integers alone, so that equal inputs give equal plans on any machine. Only
-// ratios of prices matter to it.
+// the prices before the first request and hands them in; the loop then scales them by what steps
+// really take, since other processes were busy during the measurement, or are now. The scheduler
+// weighs time against time with integers alone, so that equal prices give equal plans on any
+// machine. Only ratios of prices matter to it.
 //
 // defines: StepCost, DEFAULT_STEP_COST, sane_cost, decode_row_cost, prompt_rows_cost,
-// prompt_rows_within
+// prompt_rows_within, CostScale, follow, scaled
 #pragma once
 
 #include <cstdint>
@@ -80,5 +81,44 @@ SUBLIMATE_HD constexpr int32_t prompt_rows_within(const StepCost& c, int32_t pos
     }
     return low;
 }
+
+// Measured prices times these, in parts of CostScale::ONE. A median filter: each step moves a scale
+// by the same small part, up or down, so that one step that lost its core for a while counts no
+// more than any other; 45 steps double a scale.
+struct CostScale {
+    static constexpr int32_t ONE = 1024;
+    static constexpr int32_t LEAST = ONE / 4;
+    static constexpr int32_t MOST = ONE * 4;
+    static constexpr int32_t PART = 64;
+
+    int32_t decode = ONE; // of the prices of any step and of generated rows
+    int32_t prompt = ONE;
+};
+
+SUBLIMATE_HD constexpr int32_t follow(int32_t scale, int64_t predicted_ps, int64_t took_ps) {
+    int32_t move = scale / CostScale::PART;
+    int32_t moved = took_ps > predicted_ps ? scale + move : scale - move;
+    if (moved < CostScale::LEAST) return CostScale::LEAST;
+    return moved > CostScale::MOST ? CostScale::MOST : moved;
+}
+
+SUBLIMATE_HD constexpr int64_t scaled_price(int64_t price, int32_t scale, int64_t least,
+                                            int64_t most) {
+    int64_t product = price * scale / CostScale::ONE;
+    if (product < least) return least;
+    return product > most ? most : product;
+}
+
+SUBLIMATE_HD constexpr StepCost scaled(const StepCost& c, const CostScale& s) {
+    constexpr int64_t ROW = ROW_COST_PS_MAX;
+    constexpr int64_t POSITION = POSITION_COST_PS_MAX;
+    return {scaled_price(c.step_ps, s.decode, 0, ROW),
+            scaled_price(c.prompt_step_ps, s.prompt, 0, ROW),
+            scaled_price(c.decode_row_ps, s.decode, 1, ROW),
+            scaled_price(c.decode_position_ps, s.decode, 0, POSITION),
+            scaled_price(c.prompt_row_ps, s.prompt, 1, ROW),
+            scaled_price(c.prompt_position_ps, s.prompt, 0, POSITION)};
+}
+static_assert(sane_cost(scaled(DEFAULT_STEP_COST, {CostScale::MOST, CostScale::LEAST})));
 
 } // namespace sublimate

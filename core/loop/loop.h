@@ -101,10 +101,11 @@ public:
     uint64_t step_count() const { return state_.step_count; }
     StatsPage totals() const { return loop_totals(state_); }
     const LoopState& state() const { return state_; }
-    // Prices as measured, before the first request: plans depend on them.
+    // Prices as measured, before the first request; plans depend on them.
     void set_cost(const StepCost& cost) {
         CHECK(outstanding() == 0 && sane_cost(cost));
-        state_.config.cost = cost;
+        state_.config.cost = state_.cost = cost;
+        state_.cost_scale = {};
     }
     void set_utilization_ppm(uint64_t ppm) {
         state_.worked_before |= ppm != state_.utilization_ppm; // so that it is published
@@ -140,6 +141,7 @@ private:
         logits_ = model_.forward(step);
         int64_t end_ns = clock_.now_ns();
         state_.busy_ns += static_cast<uint64_t>(end_ns > begin_ns ? end_ns - begin_ns : 0);
+        follow_cost(state_, end_ns - begin_ns);
         state_.last_step_ns = end_ns;
         state_.step_count++;
     }

@@ -100,7 +100,7 @@ SUBLIMATE_HD inline void schedule_rows(LoopState& loop) {
     ScheduleView view = {loop.candidates, loop.candidate_count, {}};
     for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++)
         view.prefill_waited[p] = loop.prefill_waited[p];
-    schedule(view, loop.config.policy, loop.config.cost, *loop.plan);
+    schedule(view, loop.config.policy, loop.cost, *loop.plan);
     plan_drafts(loop);
     age_candidates(loop);
     loop.bucket = {};
@@ -169,6 +169,23 @@ SUBLIMATE_HD inline Step lay_out_step(LoopState& loop) {
     step.logit_rows = loop.logit_rows;
     step.page_tables = loop.page_tables;
     return step;
+}
+
+// Prices follow what the step took. Steps with drafts are left out: their rows are cheaper than
+// others, and few. So are prompts alone: rows in large chunks are cheaper than those beside
+// streams, and only these are weighed against anything.
+SUBLIMATE_HD inline void follow_cost(LoopState& loop, int64_t took_ns) {
+    const Plan& plan = *loop.plan;
+    CHECK(plan.rows > 0 && plan.decode_ps >= 0 && plan.prefill_ps >= 0);
+    if (plan.draft_rows > 0 || plan.decode_ps == 0 || took_ns <= 0) return;
+    constexpr int64_t LONGEST_NS = INT64_MAX / 1000;
+    int64_t took_ps = (took_ns < LONGEST_NS ? took_ns : LONGEST_NS) * 1000;
+    CostScale& scale = loop.cost_scale;
+    if (plan.prefill_rows == 0)
+        scale.decode = follow(scale.decode, plan.decode_ps, took_ps);
+    else
+        scale.prompt = follow(scale.prompt, plan.prefill_ps, took_ps - plan.decode_ps);
+    loop.cost = scaled(loop.config.cost, scale);
 }
 
 } // namespace sublimate

@@ -100,7 +100,7 @@ SUBLIMATE_HD inline int32_t choose(const LoopState& loop, Offers& offers, int32_
         if (entry < 0) break;
         Offer& offer = offers.of[entry];
         const Candidate& c = loop.candidates[plan.entries[entry].candidate];
-        cost_ps += decode_row_cost(loop.config.cost, c.position + offer.taken + 1);
+        cost_ps += decode_row_cost(loop.cost, c.position + offer.taken + 1);
         if (cost_ps > cost_max_ps) break;
         picks[count++] = static_cast<int16_t>(entry);
         expected += offer.chance;

@@ -17,6 +17,8 @@ namespace sublimate {
 
 struct LoopState : LoopMemory {
     LoopConfig config = {};
+    StepCost cost = {}; // of the config, scaled by what steps took
+    CostScale cost_scale = {};
     KvCache kv = {};
     Bucket bucket = {};        // of the current step
     EdgeCounters retired = {}; // of edges that were detached
@@ -43,6 +45,7 @@ SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
     memory::check_config(config);
     CHECK(memory.sequences != nullptr && memory.edges != nullptr);
     loop.config = config;
+    loop.cost = config.cost;
     loop.kv.start({config.pages, config.salt, config.hash_mask, config.share_generated,
                    config.same_arithmetic},
                   loop.pages, loop.hash_table);

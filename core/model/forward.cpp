@@ -16,10 +16,11 @@ namespace {
 constexpr int32_t SINK_POSITIONS = 16;
 // Layers whose rounding errors pass through the most others, and in which those activations form.
 constexpr int32_t FIRST_LAYERS = 4;
-constexpr int32_t ATTENTION_BLOCK_ROWS = 32;
+constexpr int32_t ATTENTION_BLOCK_ROWS_MAX = 32;
+constexpr int32_t ATTENTION_BLOCK_ROWS_MIN = 8; // fewer would read the pages for too few vectors
 // Without batch invariance: a tile has 16 rows, with fewer the prompt's arithmetic gains nothing.
 constexpr int32_t PROMPT_ARITHMETIC_ROWS_MIN = 16;
-constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 4;
+constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 8;
 
 bool quantised(const PackedMatrix& matrix) {
     return is_quantised(matrix.kind);
@@ -112,6 +113,12 @@ void CpuModel::prepare_row_blocks(const Step& step) {
 }
 
 void CpuModel::prepare_attention(const Step& step) {
+    int64_t attended = 0;
+    for (int32_t row = 0; row < step.row_count; row++) attended += step.positions[row] + 1;
+    // A chunk of a long prompt beside streams that decode is most of the work in few rows: blocks
+    // small enough that the threads end together. How rows are grouped changes no bits.
+    int64_t attended_max =
+        attended * config_.kv_heads / (pool_.size() * ATTENTION_ITEMS_PER_THREAD);
     attention_block_count_ = 0;
     for (int32_t s = 0; s < step.segment_count; s++) {
         const Segment& segment = step.segments[s];
@@ -128,9 +135,13 @@ void CpuModel::prepare_attention(const Step& step) {
             kv_.use(page);
             row_arithmetic_[static_cast<size_t>(row)] = arithmetic_of(segment);
         }
-        for (int32_t i = 0; i < segment.row_count; i += ATTENTION_BLOCK_ROWS)
+        int64_t fitting = attended_max / (segment.first_position + segment.row_count);
+        auto rows_max = static_cast<int32_t>(
+            std::clamp<int64_t>(fitting / ATTENTION_BLOCK_ROWS_MIN * ATTENTION_BLOCK_ROWS_MIN,
+                                ATTENTION_BLOCK_ROWS_MIN, ATTENTION_BLOCK_ROWS_MAX));
+        for (int32_t i = 0; i < segment.row_count; i += rows_max)
             attention_blocks_[static_cast<size_t>(attention_block_count_++)] = {
-                s, segment.first_row + i, std::min(ATTENTION_BLOCK_ROWS, segment.row_count - i)};
+                s, segment.first_row + i, std::min(rows_max, segment.row_count - i)};
     }
     // Few items: one query head each, so that the threads end together. A head's bits are its own.
     bool few =

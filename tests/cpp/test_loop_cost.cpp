@@ -38,6 +38,45 @@ TEST(the_dearest_step_fits_its_integers) {
     EXPECT(!sane_cost(dear));
 }
 
+// Whatever the measurement said and whatever a few steps do: half of them take less than predicted.
+TEST(a_scale_finds_the_median_and_forgets_outliers) {
+    std::mt19937_64 random(9);
+    for (double truth : {0.3, 0.7, 1.0, 1.9, 3.5}) {
+        constexpr int64_t PRICE_PS = 1'000'000'000;
+        int32_t scale = CostScale::ONE;
+        int32_t above = 0;
+        for (int32_t step = 0; step < 2000; step++) {
+            int64_t predicted = PRICE_PS * scale / CostScale::ONE;
+            double noise = 0.97 + 0.06 * static_cast<double>(random() % 1000) / 1000;
+            if (random() % 20 == 0) noise = 30; // its core was somebody else's
+            auto took = static_cast<int64_t>(truth * noise * static_cast<double>(PRICE_PS));
+            scale = follow(scale, predicted, took);
+            if (step >= 1000) above += predicted > took;
+        }
+        EXPECT(std::abs(scale - truth * CostScale::ONE) < 0.06 * truth * CostScale::ONE);
+        EXPECT(above > 400 && above < 600);
+    }
+}
+
+TEST(a_scale_stays_within_its_bounds) {
+    int32_t up = CostScale::ONE;
+    int32_t down = CostScale::ONE;
+    for (int32_t step = 0; step < 1000; step++) {
+        up = follow(up, 1, INT64_MAX);
+        down = follow(down, INT64_MAX, -5);
+    }
+    EXPECT_EQ(up, CostScale::MOST);
+    EXPECT_EQ(down, CostScale::LEAST);
+    EXPECT(follow(down, 0, 1) > down && follow(up, 1, 0) < up);
+    StepCost dear = {ROW_COST_PS_MAX,      ROW_COST_PS_MAX, ROW_COST_PS_MAX,
+                     POSITION_COST_PS_MAX, ROW_COST_PS_MAX, POSITION_COST_PS_MAX};
+    EXPECT(sane_cost(scaled(dear, {up, up})));
+    EXPECT(sane_cost(scaled({0, 0, 1, 0, 1, 0}, {down, down})));
+    StepCost twice = scaled(DEFAULT_STEP_COST, {CostScale::ONE, 2 * CostScale::ONE});
+    EXPECT_EQ(twice.decode_row_ps, DEFAULT_STEP_COST.decode_row_ps);
+    EXPECT_EQ(twice.prompt_position_ps, 2 * DEFAULT_STEP_COST.prompt_position_ps);
+}
+
 // Prices that differ as those of real models do, and back from the times of six steps.
 TEST(prices_are_found_from_times) {
     std::mt19937_64 random(6);
