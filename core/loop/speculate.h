@@ -23,7 +23,9 @@
 namespace sublimate {
 
 constexpr float GAIN_MIN = 1.02f; // less would be lost to what the costs leave out
-// Beside prompt rows: drafts make the step longer by no more than this part of it.
+// All requests of a step wait for its drafts, few gain by them: they make it longer by no more than
+// this part of it, beside other streams and beside prompt rows.
+constexpr int64_t BESIDE_STREAMS_PART = 4;
 constexpr int64_t BESIDE_PROMPT_PART = 16;
 
 // Position `computed` holds the token that was sampled last.
@@ -91,8 +93,9 @@ SUBLIMATE_HD inline int32_t choose(const LoopState& loop, Offers& offers, int32_
     const Plan& plan = *loop.plan;
     auto expected = static_cast<float>(offers.decodes);
     int64_t cost_ps = plan.decode_ps + plan.prefill_ps;
-    int64_t cost_max_ps =
-        plan.prefill_rows > 0 ? cost_ps + cost_ps / BESIDE_PROMPT_PART : INT64_MAX;
+    int64_t cost_max_ps = INT64_MAX;
+    if (offers.decodes > 1) cost_max_ps = cost_ps + cost_ps / BESIDE_STREAMS_PART;
+    if (plan.prefill_rows > 0) cost_max_ps = cost_ps + cost_ps / BESIDE_PROMPT_PART;
     float best = GAIN_MIN * expected / static_cast<float>(cost_ps);
     int32_t paying = 0;
     for (int32_t count = 0; count < room;) {

@@ -2,8 +2,8 @@
 #include "populate.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,13 +15,18 @@ namespace sublimate::cpu {
 namespace {
 
 constexpr int POPULATE_WRITE = 23; // MADV_POPULATE_WRITE, which older headers lack
-constexpr int LOWEST_PRIORITY = 19;
+
+int64_t whole_chunks(int64_t bytes) {
+    return std::max<int64_t>(1, bytes / PopulateAhead::CHUNK_BYTES) * PopulateAhead::CHUNK_BYTES;
+}
 
 } // namespace
 
-PopulateAhead::PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes)
-    : base_(base), stripe_bytes_(stripe_bytes), stripes_(stripes) {
-    CHECK(base != nullptr && stripe_bytes > 0 && stripes > 0);
+PopulateAhead::PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes,
+                             int64_t ahead_bytes)
+    : base_(base), stripe_bytes_(stripe_bytes), stripes_(stripes),
+      ahead_bytes_(whole_chunks(ahead_bytes / std::max(stripes, 1))) {
+    CHECK(base != nullptr && stripe_bytes > 0 && stripes > 0 && ahead_bytes > 0);
     thread_ = std::thread([this] { work(); });
 }
 
@@ -53,13 +58,15 @@ bool PopulateAhead::populate(int64_t begin, int64_t end) const {
 
 void PopulateAhead::work() {
     pthread_setname_np(pthread_self(), "populate");
-    // On Linux a priority is a thread's. It may only be lowered, so this cannot fail.
-    CHECK(setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), LOWEST_PRIORITY) == 0);
+    // A compute thread that wakes takes the core back at once. Refused in some sandboxes, where the
+    // thread then competes.
+    sched_param none = {};
+    static_cast<void>(sched_setscheduler(0, SCHED_IDLE, &none));
     int64_t done = 0;
     while (!stopping_.load(std::memory_order_acquire)) {
         uint32_t seen = news_.value();
         int64_t reached = reached_bytes_.load(std::memory_order_acquire);
-        int64_t goal = std::min(stripe_bytes_, reached + AHEAD_BYTES);
+        int64_t goal = std::min(stripe_bytes_, reached + ahead_bytes_);
         if (done >= goal) {
             if (done == stripe_bytes_) return;
             news_.wait_while(seen, 0);

@@ -1,7 +1,7 @@
 // Makes memory real ahead of its first use. A huge page is zeroed when it is first touched, 0.2 ms
-// a page; the KV cache of all layers reaches its next ones in the same step, and 30 layers make
-// that a pause that every running stream sees. A thread of the lowest priority takes it off the
-// steps.
+// a page, and 5 ms in a virtual machine whose host has to find the memory as well. The KV cache of
+// all layers reaches its next pages in the same step, so 30 layers make that a pause that every
+// running stream sees. A thread that runs when nobody else wants its core takes it off the steps.
 //
 // defines: PopulateAhead
 #pragma once
@@ -22,7 +22,8 @@ public:
 
     // `stripes` pieces of stripe_bytes each, one behind the other from base; all are used from
     // their beginning on, at the same pace. The memory outlives this object.
-    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes);
+    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes,
+                  int64_t ahead_bytes = AHEAD_BYTES);
     ~PopulateAhead();
     PopulateAhead(const PopulateAhead&) = delete;
     PopulateAhead& operator=(const PopulateAhead&) = delete;
@@ -44,7 +45,8 @@ private:
     std::byte* const base_;
     const int64_t stripe_bytes_;
     const int32_t stripes_;
-    int64_t told_bytes_ = 0; // the caller's: up to here nobody needs to be told
+    const int64_t ahead_bytes_; // of a stripe
+    int64_t told_bytes_ = 0;    // the caller's: up to here nobody needs to be told
     std::atomic<int64_t> reached_bytes_{0};
     std::atomic<int64_t> populated_bytes_{0};
     std::atomic<bool> stopping_{false};

@@ -16,9 +16,9 @@ using namespace sublimate;
 using namespace sublimate::cpu;
 
 constexpr int64_t CHUNK = PopulateAhead::CHUNK_BYTES;
-constexpr int64_t AHEAD = PopulateAhead::AHEAD_BYTES;
-constexpr int64_t STRIPE = 5 * AHEAD + CHUNK / 2; // ends within a chunk
 constexpr int32_t STRIPES = 3;
+constexpr int64_t AHEAD = 2 * CHUNK;              // of one
+constexpr int64_t STRIPE = 3 * AHEAD + CHUNK / 2; // ends within a chunk
 
 // Real bytes of [from, from + bytes).
 int64_t resident(std::byte* from, int64_t bytes) {
@@ -30,7 +30,7 @@ int64_t resident(std::byte* from, int64_t bytes) {
     return count * page;
 }
 
-// Up to a minute: the thread has the lowest priority.
+// Up to a minute: others go before the thread.
 bool becomes(const PopulateAhead& ahead, int64_t bytes) {
     for (int32_t i = 0; i < 60'000 && ahead.populated_bytes() < bytes; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -42,12 +42,12 @@ bool becomes(const PopulateAhead& ahead, int64_t bytes) {
 TEST(populates_a_little_ahead_and_no_more) {
     AnonymousMemory memory;
     EXPECT(AnonymousMemory::map(STRIPE * STRIPES, "a test", &memory).ok());
-    PopulateAhead ahead(memory.data(), STRIPE, STRIPES);
+    PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES);
     EXPECT(becomes(ahead, AHEAD));
-    for (int32_t i = 0; i < STRIPES; i++)
+    for (int32_t i : {0, 1, STRIPES - 1})
         EXPECT_EQ(resident(memory.data() + i * STRIPE, AHEAD), AHEAD);
     // One huge page may reach over the end.
-    EXPECT(resident(memory.data() + 2 * STRIPE + AHEAD + CHUNK, AHEAD) == 0);
+    EXPECT_EQ(resident(memory.data() + 2 * STRIPE + AHEAD + CHUNK, CHUNK), 0);
 
     ahead.reached(1); // news of any use are worth a chunk
     ahead.reached(CHUNK / 2);
@@ -63,7 +63,7 @@ TEST(what_was_written_stays) {
     AnonymousMemory memory;
     EXPECT(AnonymousMemory::map(STRIPE, "a test", &memory).ok());
     memory.data()[CHUNK + 5] = std::byte{7};
-    PopulateAhead ahead(memory.data(), STRIPE, 1);
+    PopulateAhead ahead(memory.data(), STRIPE, 1, AHEAD);
     ahead.reached(STRIPE);
     EXPECT(becomes(ahead, STRIPE));
     EXPECT(memory.data()[CHUNK + 5] == std::byte{7});
@@ -74,7 +74,7 @@ TEST(ends_in_the_middle_of_its_work) {
     for (int32_t i = 0; i < 20; i++) {
         AnonymousMemory memory;
         EXPECT(AnonymousMemory::map(STRIPE * STRIPES, "a test", &memory).ok());
-        PopulateAhead ahead(memory.data(), STRIPE, STRIPES);
+        PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES);
         if (i % 2 == 0) ahead.reached(STRIPE);
     }
 }
