@@ -178,8 +178,9 @@ SUBLIMATE_HD inline void follow_cost(LoopState& loop, int64_t took_ns) {
     const Plan& plan = *loop.plan;
     CHECK(plan.rows > 0 && plan.decode_ps >= 0 && plan.prefill_ps >= 0);
     if (plan.draft_rows > 0 || plan.decode_ps == 0 || took_ns <= 0) return;
-    constexpr int64_t LONGEST_NS = INT64_MAX / 1000;
-    int64_t took_ps = (took_ns < LONGEST_NS ? took_ns : LONGEST_NS) * 1000;
+    constexpr int64_t PS_PER_NS = 1000;
+    constexpr int64_t LONGEST_NS = INT64_MAX / PS_PER_NS;
+    int64_t took_ps = (took_ns < LONGEST_NS ? took_ns : LONGEST_NS) * PS_PER_NS;
     CostScale& scale = loop.cost_scale;
     if (plan.prefill_rows == 0)
         scale.decode = follow(scale.decode, plan.decode_ps, took_ps);
