@@ -13,7 +13,7 @@ from itertools import count
 
 from sublimate.edge.textmodel import load_text_model
 from sublimate.model.conversation import ConversationTokenizer
-from sublimate.model.template import Turn
+from sublimate.model.turns import Turn, said
 
 ROUNDS = 30
 QUESTION_WORDS, ANSWER_WORDS = 30, 80
@@ -43,14 +43,14 @@ def main() -> None:
     arguments = parser.parse_args()
     model = load_text_model(arguments.model)
     draw = random.Random(1)
-    turns = [Turn("system", text(draw, ANSWER_WORDS))]
+    turns = [said("system", text(draw, ANSWER_WORDS))]
     for _ in range(arguments.turns):
-        turns.append(Turn("user", text(draw, QUESTION_WORDS)))
-        turns.append(Turn("assistant", text(draw, ANSWER_WORDS)))
+        turns.append(said("user", text(draw, QUESTION_WORDS)))
+        turns.append(said("assistant", text(draw, ANSWER_WORDS)))
     numbers = count()
 
     def next_turn() -> list[Turn]:
-        return [*turns, Turn("user", f"{next(numbers)} {text(draw, QUESTION_WORDS)}")]
+        return [*turns, said("user", f"{next(numbers)} {text(draw, QUESTION_WORDS)}")]
 
     rendered = model.template.render(next_turn())
     whole = model.tokenizer.encode_rendered(rendered.text, rendered.marker)

@@ -238,7 +238,7 @@ def test_a_bug_in_a_handler_is_an_internal_error(monkeypatch: pytest.MonkeyPatch
         raise ZeroDivisionError("secret at x.py line 5")
 
     with serve() as served:
-        monkeypatch.setattr("sublimate.api.messages.handlers.choose_profile", broken)
+        monkeypatch.setattr("sublimate.api.messages.read.choose_profile", broken)
         check_error(served.message(), 500, "An internal error occurred.")
         monkeypatch.undo()
         monkeypatch.setattr("sublimate.api.probes.msgspec", None)

@@ -12,13 +12,13 @@ from grammar import check_stream, prompt_tokens
 from harness import ANSWERS, Served, body, serve, wait_until
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import package_version
-from sublimate.model.template import Turn
+from sublimate.model.turns import said
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.332.abc; cc_entrypoint=cli"
 
 
 def rendered(served: Served, *turns: tuple[str, str]) -> str:
-    return served.server.model.template.render([Turn(*turn) for turn in turns]).plain
+    return served.server.model.template.render([said(*turn) for turn in turns]).plain
 
 
 def test_a_message_is_whole(shared: Served) -> None:

@@ -23,10 +23,10 @@ from harness import (
 )
 from sublimate import _core
 from sublimate.api import routes
-from sublimate.api.messages.prepare import prepare
 from sublimate.config import EdgeSettings
 from sublimate.edge import access
 from sublimate.edge.exchange import Request
+from sublimate.edge.generate import prepare
 from test_errors import check_error
 
 KEYS = EdgeSettings(api_keys=("key-one", "key-two"))
@@ -399,7 +399,7 @@ def test_drain_waits_for_requests_that_are_being_prepared(monkeypatch: pytest.Mo
         prepared.wait(5)
         return prepare(*arguments, **named)
 
-    monkeypatch.setattr("sublimate.api.messages.handlers.prepare", slowly)
+    monkeypatch.setattr("sublimate.edge.generate.prepare", slowly)
     with serve() as served, served.connect() as sock:
         sock.sendall(http_post(body("x" * 20_000), "/v1/messages/count_tokens"))
         wait_until(lambda: served.call(lambda: len(served.server._tasks)) == 1)

@@ -14,20 +14,23 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
 
 import msgspec  # noqa: E402
 
-from sublimate.api.messages.prepare import prepare  # noqa: E402
+from sublimate.api.messages.read import read_message  # noqa: E402
 from sublimate.api.routes import ROUTES  # noqa: E402
+from sublimate.config import EdgeSettings  # noqa: E402
 from sublimate.edge.errors import ApiError  # noqa: E402
 from sublimate.edge.exchange import Exchange  # noqa: E402
+from sublimate.edge.generate import prepare  # noqa: E402
+from sublimate.edge.guard import check_json  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
-from sublimate.edge.sampling import check_sampling  # noqa: E402
+from sublimate.edge.sampling import Sampling, SamplingFields, check_sampling  # noqa: E402
 from tiny_model import tiny_model  # noqa: E402
 
 SLOW_SECONDS = 2.0
@@ -99,11 +102,23 @@ def mutate(draw: random.Random, data: bytes, words: tuple[bytes, ...]) -> bytes:
     return data
 
 
+class Server:
+    """What a body is read with."""
+
+    model = MODEL
+    settings = EdgeSettings()
+    limits = HttpLimits(messages_max=1000)
+
+    def checked_sampling(self, fields: SamplingFields) -> Sampling:
+        return check_sampling(fields, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
+
+
 def one_body(data: bytes) -> str:
     """The code of the error, or empty for a prompt."""
     try:
-        prompt = prepare(data, MODEL, messages_max=1000, context_tokens=4096)
-        check_sampling(prompt.request, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
+        check_json(data)
+        generation = read_message(cast(Any, Server()), cast(Any, None), data)
+        prompt = prepare(generation, MODEL, context_tokens=4096)
     except ApiError as error:
         return error.code
     if len(prompt.ids) == 0 or prompt.ids.min() < 0:

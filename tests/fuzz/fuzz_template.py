@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
 
 from sublimate.errors import ModelError  # noqa: E402
-from sublimate.model.template import ChatTemplate, Role, TemplateLimitError, Turn  # noqa: E402
+from sublimate.model.template import ChatTemplate, TemplateLimitError  # noqa: E402
 from sublimate.model.tokenizer import Tokenizer  # noqa: E402
+from sublimate.model.turns import Role, Turn, said  # noqa: E402
 from tiny_model import CONTROL, TINY_TEMPLATE, tiny_model  # noqa: E402
 
 SLOW_SECONDS = 15.0
@@ -65,7 +66,7 @@ def conversation(draw: random.Random) -> list[Turn]:
     for _ in range(draw.randint(1, 6)):
         role = draw.choice([role for role in ROLES if not turns or turns[-1].role != role])
         text = "".join(draw.choice(PIECES) for _ in range(draw.randint(1, 12)))
-        turns.append(Turn(role, text))
+        turns.append(said(role, text))
     return turns
 
 
@@ -77,7 +78,7 @@ def control_ids(template: ChatTemplate, turns: list[Turn]) -> list[int]:
 
 def one_conversation(draw: random.Random, template: ChatTemplate) -> None:
     turns = conversation(draw)
-    neutral = [Turn(turn.role, "x") for turn in turns]
+    neutral = [said(turn.role, "x") for turn in turns]
     if control_ids(template, turns) != control_ids(template, neutral):
         raise AssertionError(f"content wrote control tokens: {turns!r}")
     plain = template.render(turns).plain

@@ -6,6 +6,7 @@ import pytest
 
 from fuzz import fuzz_request, fuzz_template
 from sublimate.edge.errors import ApiError
+from sublimate.model.escape import Escape
 from sublimate.model.template import ChatTemplate
 from tiny_model import CONTROL
 
@@ -32,7 +33,7 @@ def test_a_seed_repeats() -> None:
 
 
 def test_a_planted_fault_in_the_escape_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChatTemplate, "_escape", lambda self, text, marker: text)
+    monkeypatch.setattr(Escape, "text", lambda self, text, marker: text)
     template = ChatTemplate(fuzz_template.TINY_TEMPLATE, CONTROL)
     with pytest.raises(AssertionError, match="control tokens"):
         for seed in range(200):
@@ -44,6 +45,6 @@ def test_a_planted_fault_in_the_decoder_is_found(monkeypatch: pytest.MonkeyPatch
         if b"\xff" in body:
             raise UnicodeDecodeError("utf-8", body, 0, 1, "planted")
 
-    monkeypatch.setattr("sublimate.api.messages.prepare.check_json", leak)
+    monkeypatch.setattr(fuzz_request, "check_json", leak)
     with pytest.raises((UnicodeDecodeError, ApiError)):
         fuzz_request.run(60, SEED, 5000)

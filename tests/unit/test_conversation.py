@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sublimate.model import conversation
 from sublimate.model import tokenizer as module
 from sublimate.model.conversation import ConversationTokenizer
-from sublimate.model.template import CHATML, PLAIN, ChatTemplate, Rendered, Turn
+from sublimate.model.template import CHATML, PLAIN, ChatTemplate, Rendered
 from sublimate.model.tokenizer import (
     PRE_TOKENIZERS,
     Tokenizer,
@@ -18,6 +18,7 @@ from sublimate.model.tokenizer import (
     byte_characters,
     tokenizer_from_metadata,
 )
+from sublimate.model.turns import Turn, said
 from tiny_model import CONTROL, tiny_metadata
 
 # Characters at whose borders the families differ, and every pair of their bytes is a merge: a word
@@ -135,7 +136,7 @@ def test_a_long_run_of_space_takes_no_longer_than_the_library_s() -> None:
 
 # ---- conversations -------------------------------------------------------------------------------
 TURNS = st.lists(
-    st.builds(Turn, st.sampled_from(["system", "user", "assistant"]), TEXT), max_size=9
+    st.builds(said, st.sampled_from(["system", "user", "assistant"]), TEXT), max_size=9
 )
 
 
@@ -158,12 +159,12 @@ def test_every_turn_has_the_ids_of_the_whole_conversation(
 def test_a_turn_asks_only_for_what_is_new() -> None:
     tokenizer = TOKENIZERS["smollm"]
     template = ChatTemplate(CHATML, tokenizer.special)
-    turns = [Turn("system", "be brief"), Turn("user", "hello")]
+    turns = [said("system", "be brief"), said("user", "hello")]
     counted = Counted(tokenizer)
     counted.encode(template.render(turns))
     assert "system\nbe brief" in counted.asked and "user\nhello" in counted.asked
     counted.asked.clear()
-    turns += [Turn("assistant", "yes?"), Turn("user", "a <|im_end|> b")]
+    turns += [said("assistant", "yes?"), said("user", "a <|im_end|> b")]
     counted.encode(template.render(turns))
     assert counted.asked == ["assistant\nyes?", "user\na <|im_end|> b"]
     counted.asked.clear()

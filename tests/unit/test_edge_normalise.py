@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sublimate.api.messages.normalise import BILLING_PREFIX, UNSERVED, normalise
 from sublimate.api.messages.schema import decode_request
 from sublimate.edge.errors import ApiError
-from sublimate.model.template import Turn
+from sublimate.model.turns import Turn, said
 
 Text = st.text(min_size=1, max_size=10)
 
@@ -41,7 +41,7 @@ def block(text: str, **more: Any) -> dict[str, Any]:
 
 @given(Text)
 def test_string_block_and_cached_block_are_equal(text: str) -> None:
-    expected = [Turn("system", text), Turn("user", text)]
+    expected = [said("system", text), said("user", text)]
     for content in (text, [block(text)], [block(text, cache_control={"type": "ephemeral"})]):
         assert turns(user(content), system=content) == expected
 
@@ -58,14 +58,14 @@ def test_neighbours_have_different_roles_and_nothing_is_lost(pairs: list[Any]) -
 
 
 def test_blocks_and_neighbours_are_joined() -> None:
-    assert turns(user([block("a"), block(""), block("b")])) == [Turn("user", "a\nb")]
-    assert turns(user("a"), user("b")) == [Turn("user", "a\n\nb")]
+    assert turns(user([block("a"), block(""), block("b")])) == [said("user", "a\nb")]
+    assert turns(user("a"), user("b")) == [said("user", "a\n\nb")]
 
 
 def test_the_billing_block_is_dropped_only_in_front() -> None:
     line = block(BILLING_PREFIX + " cc_version=1; x=2")
     assert turns(user("u"), system=[line, block("S")]) == turns(user("u"), system="S")
-    assert turns(user("u"), system=[line]) == [Turn("user", "u")]
+    assert turns(user("u"), system=[line]) == [said("user", "u")]
     assert turns(user("u"), system=[block("S"), line])[0].text.endswith("x=2")
     assert turns(user("u"), system=BILLING_PREFIX)[0].role == "system"
 
@@ -74,7 +74,7 @@ def test_system_turns_stay_where_they_are() -> None:
     made = turns(user("a"), {"role": "system", "content": "s"}, assistant("b"), system="S")
     assert [turn.role for turn in made] == ["system", "user", "system", "assistant"]
     first = turns({"role": "system", "content": "s"}, user("a"), system="S")
-    assert first[0] == Turn("system", "S\n\ns")
+    assert first[0] == said("system", "S\n\ns")
 
 
 def test_thinking_of_earlier_turns_is_no_part_of_the_prompt() -> None:
@@ -86,8 +86,8 @@ def test_thinking_of_earlier_turns_is_no_part_of_the_prompt() -> None:
 
 
 def test_empty_turns() -> None:
-    assert turns(user("a"), assistant("")) == [Turn("user", "a")]
-    assert turns(user("a"), assistant([])) == [Turn("user", "a")]
+    assert turns(user("a"), assistant("")) == [said("user", "a")]
+    assert turns(user("a"), assistant([])) == [said("user", "a")]
     assert refusal(user("")) == "messages.0.content: must not be empty"
     assert refusal(user("a"), assistant(""), user("b")).startswith("messages.1.content: ")
     assert refusal(assistant("")).startswith("messages: ")

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublimate import _core
-from sublimate.api.messages.handlers import choose_profile
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
 from sublimate.edge.app import _policy_digest
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request, new_identifier
+from sublimate.edge.generate import choose_profile
 from sublimate.edge.limits import HttpLimits, limits_from_environment
 from sublimate.edge.metrics import histogram_family
 from sublimate.edge.routes import Routes
@@ -94,10 +94,7 @@ def test_usage_adds_up() -> None:
 
 def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(named: str | None, **settings: Any) -> str:
-        body = {"model": "m", "messages": [], "execution_profile": named}
-        from sublimate.api.messages.schema import decode_request
-
-        return choose_profile(decode_request(msgspec.json.encode(body)), EdgeSettings(**settings))
+        return choose_profile(named, EdgeSettings(**settings))
 
     assert choose(None) == "high-throughput"
     assert choose(None, profile="low-latency") == "low-latency"

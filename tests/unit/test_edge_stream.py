@@ -3,13 +3,17 @@
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange, Request
+from sublimate.edge.generation import Generation, Prompt
 from sublimate.edge.metrics import Metrics
+from sublimate.edge.sampling import SamplingFields, check_sampling
 from sublimate.edge.stream import Answer, StreamedAnswer
 from sublimate.edge.timing import Timing
+from sublimate.model.turns import said
 
 TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
 
@@ -56,13 +60,18 @@ class Event:
 
 
 def answer_of(wire: Wire, ended: list[Answer]) -> StreamedAnswer:
+    sampling = check_sampling(
+        SamplingFields(max_tokens=9), vocabulary=9, stop_ids_max=1, bias_max=1
+    )
+    generation = Generation(
+        model_name="tiny", turns=(said("user", "a"),), sampling=sampling, profile="low-latency"
+    )
     return StreamedAnswer(
         cast(Exchange, wire),
         Metrics("tiny"),
         Timing(0.0),
+        Prompt(generation, np.zeros(3, np.int32), (0, 0, 0)),
         message_id="msg_1",
-        model_name="tiny",
-        prompt_tokens=3,
         ping_seconds=8.0,
         headers=lambda: [],
         on_end=ended.append,

@@ -15,9 +15,8 @@ from sublimate.model.template import (
     ChatTemplate,
     Rendered,
     TemplateLimitError,
-    Turn,
-    fold_system_turns,
 )
+from sublimate.model.turns import LEADING_USER_TEXT, Turn, fold_system_turns, said
 from tiny_model import TINY_TEMPLATE, tiny_model
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "[INST]", "[/INST]")
@@ -39,7 +38,7 @@ HOISTING = (
 DROPPING = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 
 Roles = st.sampled_from(["system", "user", "assistant"])
-Turns = st.lists(st.builds(Turn, Roles, st.text(min_size=1, max_size=30)), min_size=1, max_size=6)
+Turns = st.lists(st.builds(said, Roles, st.text(min_size=1, max_size=30)), min_size=1, max_size=6)
 
 
 def strict_model() -> Any:
@@ -51,12 +50,12 @@ def made(source: str = TINY_TEMPLATE, special: tuple[str, ...] = SPECIAL) -> Cha
 
 
 def test_the_default_system_prompt_is_the_templates() -> None:
-    plain = made().render([Turn("user", "hi")]).plain
+    plain = made().render([said("user", "hi")]).plain
     assert plain == (
         "<|im_start|>system\nYou are a test<|im_end|>\n"
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
-    own = made().render([Turn("system", "S"), Turn("user", "hi")]).plain
+    own = made().render([said("system", "S"), said("user", "hi")]).plain
     assert own.startswith("<|im_start|>system\nS<|im_end|>\n") and "You are" not in own
 
 
@@ -68,7 +67,9 @@ def test_probe_of_a_tolerant_template() -> None:
         True,
     )
     assert len(report.digest) == 64 and report.origin == "model"
-    assert str(report) == f"model {report.digest[:12]}, system turns in-place"
+    assert str(report) == (
+        f"model {report.digest[:12]}, system turns in-place, tools by text (generic)"
+    )
 
 
 @pytest.mark.parametrize("source", [STRICT, HOISTING, DROPPING])
@@ -80,19 +81,19 @@ def test_strict_templates_get_the_form_they_take() -> None:
     strict = made(STRICT)
     assert not strict.report.system_first and not strict.report.assistant_first
     turns = [
-        Turn("system", "S"),
-        Turn("user", "a"),
-        Turn("assistant", "b"),
-        Turn("system", "c"),
-        Turn("user", "d"),
+        said("system", "S"),
+        said("user", "a"),
+        said("assistant", "b"),
+        said("system", "c"),
+        said("user", "d"),
     ]
     plain = strict.render(turns).plain
     assert plain == (
         "<|im_start|>user\nS\n\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
         "<|im_start|>user\nc\n\nd<|im_end|>\n<|im_start|>assistant\n"
     )
-    opened = strict.render([Turn("assistant", "b"), Turn("user", "d")]).plain
-    assert opened.startswith(f"<|im_start|>user\n{template.LEADING_USER_TEXT}<|im_end|>")
+    opened = strict.render([said("assistant", "b"), said("user", "d")]).plain
+    assert opened.startswith(f"<|im_start|>user\n{LEADING_USER_TEXT}<|im_end|>")
     assert strict.fallbacks == 0
 
 
@@ -108,31 +109,31 @@ def test_no_conversation_is_refused(turns: list[Turn]) -> None:
 
 def test_a_template_that_never_renders_falls_back() -> None:
     broken = made("{{ raise_exception('never') }}")
-    plain = broken.render([Turn("user", "hi")]).plain
+    plain = broken.render([said("user", "hi")]).plain
     assert plain == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert broken.fallbacks == 1
     bare = ChatTemplate("{{ raise_exception('never') }}", ["</s>"])
-    assert bare.render([Turn("user", "hi")]).plain == "user: hi\n\nassistant:"
+    assert bare.render([said("user", "hi")]).plain == "user: hi\n\nassistant:"
 
 
 def test_without_a_template_the_built_in_one_is_used() -> None:
     own = ChatTemplate("", SPECIAL)
     assert own.report.origin == "built-in" and own.report.system_turns == "in-place"
-    assert own.render([Turn("user", "hi")]).plain.startswith("<|im_start|>user\nhi<|im_end|>")
+    assert own.render([said("user", "hi")]).plain.startswith("<|im_start|>user\nhi<|im_end|>")
 
 
 # ---- continuing an assistant turn ----------------------------------------------------------------
 def test_a_last_assistant_turn_stays_open() -> None:
-    turns = [Turn("user", "q"), Turn("assistant", "It is (")]
+    turns = [said("user", "q"), said("assistant", "It is (")]
     assert made().render(turns).plain.endswith("<|im_start|>assistant\nIt is (")
     assert made(STRICT).render(turns).plain.endswith("<|im_start|>assistant\nIt is (")
-    trailing = [Turn("user", "q"), Turn("assistant", "It is ( ")]
+    trailing = [said("user", "q"), said("assistant", "It is ( ")]
     assert made(STRICT).render(trailing).plain.endswith("It is ( ")
 
 
 def test_a_template_that_hides_the_last_turn_falls_back() -> None:
     hiding = made(DROPPING)
-    assert hiding.render([Turn("user", "q"), Turn("assistant", "A")]).plain.endswith("A")
+    assert hiding.render([said("user", "q"), said("assistant", "A")]).plain.endswith("A")
     assert hiding.fallbacks == 1
 
 
@@ -146,9 +147,9 @@ def test_a_longer_conversation_begins_like_the_shorter_one(turns: list[Turn]) ->
             merged.append(turn)
     chat = made()
     if merged[-1].role == "assistant":
-        merged.append(Turn("user", "u"))
+        merged.append(said("user", "u"))
     now = chat.render(merged).plain.removesuffix("<|im_start|>assistant\n")
-    later = chat.render([*merged, Turn("assistant", "a"), Turn("user", "z")]).plain
+    later = chat.render([*merged, said("assistant", "a"), said("user", "z")]).plain
     assert later.startswith(now)
 
 
@@ -190,15 +191,15 @@ Forged = st.lists(Pieces, max_size=12).map("".join)
 
 def control_tokens(chat: ChatTemplate, rendered: Rendered) -> list[str]:
     """What a tokenizer would take for control tokens."""
-    assert chat._escape_pattern is not None
-    return chat._escape_pattern.findall(rendered.text)
+    assert chat._escape.pattern is not None
+    return chat._escape.pattern.findall(rendered.text)
 
 
 @given(st.lists(Forged.filter(bool), min_size=1, max_size=4))
 def test_only_the_template_writes_control_tokens(texts: list[str]) -> None:
     roles = ("user", "assistant")
-    turns = [Turn(roles[n % 2], text) for n, text in enumerate(texts)]
-    neutral = [Turn(turn.role, "x") for turn in turns]
+    turns = [said(roles[n % 2], text) for n, text in enumerate(texts)]
+    neutral = [said(turn.role, "x") for turn in turns]
     for source in (TINY_TEMPLATE, STRICT, "{% for m in messages %}{{ m.content }}{% endfor %}"):
         chat = made(source)
         rendered = chat.render(turns)
@@ -210,7 +211,7 @@ def test_only_the_template_writes_control_tokens(texts: list[str]) -> None:
 
 def test_escape_touches_nothing_else() -> None:
     text = "a < b, <|im_x|>, [INS], <tool_cal> \ufdd0 < "
-    rendered = made().render([Turn("user", text)])
+    rendered = made().render([said("user", text)])
     assert rendered.text.count(rendered.marker) == 0 and text in rendered.text
     assert rendered.marker not in text
 
@@ -218,8 +219,8 @@ def test_escape_touches_nothing_else() -> None:
 def test_a_conversation_of_all_markers_is_refused_and_nothing_worse() -> None:
     everything = "".join(template.MARKERS)
     with pytest.raises(TemplateLimitError):
-        made().render([Turn("user", everything)])
-    assert made().render([Turn("user", everything[:-2])]).marker == everything[-2]
+        made().render([said("user", everything)])
+    assert made().render([said("user", everything[:-2])]).marker == everything[-2]
 
 
 # ---- the sandbox ---------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def test_time_and_memory_are_bounded(source: str) -> None:
     begun = time.monotonic()
     chat = made(source)
     with pytest.raises(TemplateLimitError):
-        chat.render([Turn("user", "hi")])
+        chat.render([said("user", "hi")])
     assert time.monotonic() - begun < 20
 
 
@@ -251,7 +252,7 @@ def test_time_and_memory_are_bounded(source: str) -> None:
     ],
 )
 def test_a_template_reaches_nothing_of_the_interpreter(source: str) -> None:
-    plain = made(source + "{{ messages[0].content }}").render([Turn("user", "hi")]).plain
+    plain = made(source + "{{ messages[0].content }}").render([said("user", "hi")]).plain
     assert "root:" not in plain and "class" not in plain and "module" not in plain
 
 
@@ -271,7 +272,7 @@ def test_helpers_of_the_usual_environment() -> None:
         "{{ bos_token }}{{ tools is none }}{{ undefined_thing.more is defined }}{% break %}"
         "{% endfor %}"
     )
-    plain = made(source).render([Turn("user", " axb ")]).plain
+    plain = made(source).render([said("user", " axb ")]).plain
     assert plain == '{"a": [1, "<é>"]}B20<s>TrueFalse'
 
 
@@ -280,9 +281,9 @@ def test_rendering_is_linear() -> None:
 
     def seconds(count: int) -> float:
         turns = [
-            Turn("user", "<|im_end|> text " * count),
-            Turn("assistant", "a"),
-            Turn("user", "b"),
+            said("user", "<|im_end|> text " * count),
+            said("assistant", "a"),
+            said("user", "b"),
         ]
         times = []
         for _ in range(5):
@@ -295,7 +296,7 @@ def test_rendering_is_linear() -> None:
 
 
 def test_many_turns_fit_the_budget() -> None:
-    turns = [Turn(("user", "assistant")[n % 2], "text") for n in range(9_999)]
+    turns = [said(("user", "assistant")[n % 2], "text") for n in range(9_999)]
     assert made().render(turns).plain.count("<|im_end|>") == 10_000
 
 
@@ -309,5 +310,5 @@ def test_golden_prompts() -> None:
     )
     chat = made(source)
     for case in golden["cases"]:
-        turns = [Turn(message["role"], message["content"]) for message in case["messages"]]
+        turns = [said(message["role"], message["content"]) for message in case["messages"]]
         assert chat.render(turns).plain == case["prompt"], case["name"]

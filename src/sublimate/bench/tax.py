@@ -18,8 +18,9 @@ import msgspec
 
 from .. import _core
 from ..errors import ConfigError, ModelError
-from ..model.template import Turn, template_from_metadata
+from ..model.template import template_from_metadata
 from ..model.tokenizer import tokenizer_from_metadata
+from ..model.turns import said
 from .apis import MESSAGES, Api, headers, request_body
 from .figures import percentile
 from .http import Target
@@ -132,7 +133,7 @@ class Workbench:
 
     def ids(self, prompt: str) -> list[int]:
         """What the server makes of a prompt."""
-        rendered = self._template.render([Turn("user", prompt)])
+        rendered = self._template.render([said("user", prompt)])
         return self.tokenizer.encode_rendered(rendered.text, rendered.marker)
 
     def body(self, prompt: str, tokens: int) -> bytes:

@@ -30,6 +30,7 @@ from .limits import HttpLimits
 from .log import log_exchange
 from .metrics import Metrics
 from .routes import Routes
+from .sampling import Sampling, SamplingFields, check_sampling
 from .stream import Answer
 from .textmodel import TextModel
 
@@ -172,6 +173,16 @@ class EdgeServer:
         self.metrics.responses[str(exchange.status)] += 1
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
         log_exchange(level, exchange, answer)
+
+    def checked_sampling(self, fields: SamplingFields) -> Sampling:
+        """Sampling parameters as this model takes them. Raises ApiError that names the field."""
+        tokenizer = self.model.tokenizer
+        return check_sampling(
+            fields,
+            vocabulary=len(tokenizer),
+            stop_ids_max=_core.LIMITS["STOP_TOKENS_MAX"] - len(tokenizer.stop_tokens),
+            bias_max=_core.LIMITS["LOGIT_BIAS_MAX"],
+        )
 
     # ---- answers -------------------------------------------------------------------------------
     def admit(self, exchange: Exchange, prompt_tokens: int) -> None:

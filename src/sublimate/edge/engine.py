@@ -63,6 +63,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     chunked: bool = False
 
+    def __post_init__(self) -> None:
+        if self.token_budget < 0:
+            raise ValueError("the prompt has left no room")
+
 
 class Ticket(msgspec.Struct, frozen=True):
     """Names a submitted request; for cancel."""

@@ -19,6 +19,7 @@ from . import limits
 from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
+from .generation import Prompt
 from .metrics import Metrics
 from .timing import NS_PER_SECOND, Timing
 
@@ -39,10 +40,9 @@ class Answer:
         exchange: Exchange,
         metrics: Metrics,
         timing: Timing,
+        prompt: Prompt,
         *,
         message_id: str,
-        model_name: str,
-        prompt_tokens: int,
         ping_seconds: float,
         headers: Callable[[], list[Header]],
         on_end: Callable[[Answer], None],
@@ -50,8 +50,8 @@ class Answer:
         self.exchange = exchange
         self.timing = timing
         self.message_id = message_id
-        self.model_name = model_name
-        self.prompt_tokens = prompt_tokens
+        self.generation = prompt.generation
+        self.prompt_tokens = len(prompt.ids)
         self.cached_tokens = 0
         self.output_tokens = 0
         self.admitted_seconds = 0.0
@@ -233,7 +233,7 @@ class CollectedAnswer(Answer):
             "id": self.message_id,
             "type": "message",
             "role": "assistant",
-            "model": self.model_name,
+            "model": self.generation.model_name,
             "content": content,
             "stop_reason": event.stop_reason,
             "stop_sequence": event.stop_sequence,

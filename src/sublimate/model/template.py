@@ -5,11 +5,11 @@ inside everything that reads like a control token. The template's own control to
 the tokenizer can tell the two apart; it drops the character again. A template never sees other
 changes of the content, so what it does with it (trim, split) still holds.
 
-What a template does with system turns that are not the first, and with a conversation that an
-assistant opens, is found out once, when the model is loaded.
+What a template does with system turns that are not the first, with tools, with calls, and with a
+conversation that an assistant opens, is found out once, when the model is loaded; what it does not
+show, forms.py writes as text.
 
-defines: Turn, Rendered, TemplateReport, TemplateLimitError, ChatTemplate,
-template_from_metadata
+defines: Rendered, TemplateReport, TemplateLimitError, ChatTemplate, template_from_metadata
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ import minijinja
 import msgspec
 
 from ..errors import ModelError
+from .escape import Escape
+from .forms import Form, all_texts, as_text, escaped_tools, escaped_turns, messages_of
+from .thinking import choose_thinking_format
 from .tokenizer import Tokenizer
+from .tool_formats import Tool, ToolCall, ToolResult, choose_tool_format
+from .turns import Turn, fold_system_turns, is_continued, said, user_first
 
 LOG = logging.getLogger("sublimate.template")
 
@@ -40,17 +45,9 @@ SOURCE_CHARACTERS_MAX = 1 << 20
 MARKERS = (*map(chr, range(0xFDD0, 0xFDF0)), *map(chr, range(0xE000, 0xF900)))
 
 PROBE_USER, PROBE_SYSTEM, PROBE_ANSWER = "probeuserone", "probesystemtwo", "probeanswerthree"
-LEADING_USER_TEXT = "(The conversation continues.)"
-TURN_SEPARATOR = "\n\n"
-
-Role = Literal["system", "user", "assistant"]
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """One turn after normalisation; neighbours have different roles."""
-
-    role: Role
-    text: str
+PROBE_TOOL = Tool("probe_tool", "probedescription", {"type": "object", "properties": {}})
+PROBE_CALL = ToolCall("0", PROBE_TOOL.name, '{"probekey": "probevalue"}')
+PROBE_RESULT, PROBE_TEXT = "proberesultfour", "probetextfive"
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -75,9 +72,18 @@ class TemplateReport(msgspec.Struct, frozen=True):
     system_turns: Literal["in-place", "folded"]
     """System turns further on: a segment of their own, or part of the adjacent user turn."""
     assistant_first: bool
+    tools: Literal["template", "text"]
+    """Who tells the model its tools and shows it calls and results: the template, or the tool
+    format as text."""
+    calls: Literal["template", "text"]
+    """Who writes calls of earlier turns; text only if that gives what the template would write."""
+    tool_format: str
 
     def __str__(self) -> str:
-        return f"{self.origin} {self.digest[:12]}, system turns {self.system_turns}"
+        return (
+            f"{self.origin} {self.digest[:12]}, system turns {self.system_turns}, "
+            f"tools by {self.tools} ({self.tool_format})"
+        )
 
 
 class TemplateLimitError(Exception):
@@ -127,25 +133,31 @@ class ChatTemplate:
         self._fallback_source = CHATML if chatml else PLAIN
         self._source = source or self._fallback_source
         self._environment = _environment(self._source, self._fallback_source)
-        self._escape_pattern = _alternatives(self._special)
-        self._openings = {text[:length] for text in self._special for length in range(1, len(text))}
-        self._opening_characters_max = max(map(len, self._openings), default=0)
-        self._first_characters = {text[0] for text in self._special}
+        self._escape = Escape(self._special)
+        self.tool_format = choose_tool_format(source, self._special)
+        self.thinking_format = choose_thinking_format(source, self._special)
+        self._forms = Form(self.tool_format, self.thinking_format, "reasoning_content" in source)
         self.report = self._probe(bool(source))
         self.fallbacks = 0
         """Conversations that the template refused in every form; the built-in one served them."""
 
     # ---- one conversation ----------------------------------------------------------------------
-    def render(self, turns: Sequence[Turn]) -> Rendered:
+    def render(
+        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), *, thinking: bool = False
+    ) -> Rendered:
         """Prompt of a conversation, ready for the answer; a last assistant turn is continued.
 
-        Raises TemplateLimitError; nothing else for any sequence of turns.
+        thinking: on, for models that can switch. Raises TemplateLimitError; nothing else for any
+        sequence of turns.
         """
-        marker, end = self._markers(turns)
-        shaped = self._shape(turns)
+        marker, end = self._markers(turns, tools)
+        turns = escaped_turns(turns, self._escape, marker, self.tool_format)
+        tools = escaped_tools(tools, self._escape, marker)
+        in_text = self.report.tools == "text"
+        shown_tools = () if in_text else tools
         attempts: tuple[Callable[[], str], ...] = (
-            lambda: self._run("chat", shaped, marker, end),
-            lambda: self._run("chat", self._strict(turns), marker, end),
+            lambda: self._run("chat", self._shape(turns, tools), shown_tools, end, thinking),
+            lambda: self._run("chat", self._strict(turns, tools), (), end, thinking),
         )
         for attempt in attempts:
             try:
@@ -155,32 +167,37 @@ class ChatTemplate:
         if not self.fallbacks:
             LOG.warning("the chat template refuses conversations; the built-in one serves them")
         self.fallbacks += 1
-        return Rendered(self._run("fallback", turns, marker, end), marker)
+        plain = as_text(turns, tools, self._forms)
+        return Rendered(self._run("fallback", plain, (), end, thinking), marker)
 
-    def _markers(self, turns: Sequence[Turn]) -> tuple[str, str]:
+    def _markers(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> tuple[str, str]:
         """Two characters that occur in no text of this conversation."""
+        texts = [self._source, *all_texts(turns, tools)]
         free: list[str] = []
         for candidate in MARKERS:
-            if candidate not in self._source and all(candidate not in t.text for t in turns):
+            if all(candidate not in text for text in texts):
                 free.append(candidate)
                 if len(free) == 2:
                     return free[0], free[1]
         raise TemplateLimitError
 
-    def _run(self, name: str, turns: Sequence[Turn], marker: str, end: str) -> str:
-        continued = bool(turns) and turns[-1].role == "assistant"
-        messages = [
-            {"role": turn.role, "content": self._escape(turn.text, marker)} for turn in turns
-        ]
+    def _run(
+        self, name: str, turns: Sequence[Turn], tools: Sequence[Tool], end: str, thinking: bool
+    ) -> str:
+        """The prompt of escaped turns in a form that the template is thought to take."""
+        continued = is_continued(turns)
+        messages = messages_of(turns, self._forms)
         if continued:
             messages[-1]["content"] += end
+        switch = self.thinking_format.variables(thinking) if self.thinking_format else {}
         try:
             text = self._environment.render_template(
                 name,
                 messages=messages,
                 add_generation_prompt=not continued,
-                tools=None,
+                tools=[tool.declaration for tool in tools] or None,
                 documents=None,
+                **switch,
                 **self._constants,
             )
         except _RefusedError:
@@ -198,37 +215,29 @@ class ChatTemplate:
             raise _RefusedError
         return shown
 
-    def _escape(self, text: str, marker: str) -> str:
-        """The text with `marker` inside each control token, whole or begun at its end."""
-        if self._escape_pattern is None or not any(c in text for c in self._first_characters):
-            return text
-        while self._escape_pattern.search(text):
-            text = self._escape_pattern.sub(lambda m: m[0][0] + marker + m[0][1:], text)
-        longest = min(self._opening_characters_max, len(text))
-        places = [n for n in range(longest, 0, -1) if text[-n:] in self._openings]
-        for n in places:
-            at = len(text) - n + 1
-            text = text[:at] + marker + text[at:]
-        return text
-
     # ---- forms of a conversation ---------------------------------------------------------------
-    def _shape(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+    def _shape(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Sequence[Turn]:
         """The form that the probe found this template to take."""
         shaped = turns
+        if self.report.tools == "text":
+            shaped = as_text(shaped, tools, self._forms)
         if self.report.system_turns == "folded" or not self.report.system_first:
-            shaped = fold_system_turns(turns, keep_first=self.report.system_first)
+            shaped = fold_system_turns(shaped, keep_first=self.report.system_first)
         if not self.report.assistant_first:
-            shaped = _user_first(shaped)
+            shaped = user_first(shaped)
         return shaped
 
-    def _strict(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+    def _strict(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Sequence[Turn]:
         """The form that every template takes: user and assistant in turn, user first."""
-        return _user_first(fold_system_turns(turns, keep_first=False))
+        return user_first(fold_system_turns(as_text(turns, tools, self._forms), keep_first=False))
 
     # ---- at load -------------------------------------------------------------------------------
     def _probe(self, from_model: bool) -> TemplateReport:
-        user, system = Turn("user", PROBE_USER), Turn("system", PROBE_SYSTEM)
-        answer = Turn("assistant", PROBE_ANSWER)
+        user, system = said("user", PROBE_USER), said("system", PROBE_SYSTEM)
+        answer = said("assistant", PROBE_ANSWER)
+        by_template = self.tool_format.template_knows and self._shows_tools()
+        calls_in_text = by_template and self._writes_calls_alike()
+        self._forms.calls_in_text = calls_in_text or not by_template
         first = self._shows_in_order([system, user])
         return TemplateReport(
             digest=hashlib.sha256(self._source.encode()).hexdigest(),
@@ -236,33 +245,75 @@ class ChatTemplate:
             system_first=first is not None,
             system_turns="in-place" if self._takes_system_turns() else "folded",
             assistant_first=self._shows_in_order([answer, user]) is not None,
+            tools="template" if by_template else "text",
+            calls="text" if self._forms.calls_in_text else "template",
+            tool_format=self.tool_format.name,
         )
 
     def _takes_system_turns(self) -> bool:
         """Whether a later system turn is a marked segment that leaves what precedes it alone."""
-        user, system = Turn("user", PROBE_USER), Turn("system", PROBE_SYSTEM)
-        text = self._shows_in_order([user, system, Turn("user", PROBE_ANSWER)])
+        user, system = said("user", PROBE_USER), said("system", PROBE_SYSTEM)
+        text = self._shows_in_order([user, system, said("user", PROBE_ANSWER)])
         before = self._shows_in_order([user])
-        others = ([user, system], [user, system, Turn("assistant", PROBE_ANSWER)])
+        others = ([user, system], [user, system, said("assistant", PROBE_ANSWER)])
         if text is None or before is None or None in map(self._shows_in_order, others):
             return False
         between = text[text.index(PROBE_USER) : text.index(PROBE_SYSTEM)]
         marked = any(special in between for special in self._special)
         return marked and text.startswith(before[: before.index(PROBE_USER) + len(PROBE_USER)])
 
+    def _shows_tools(self) -> bool:
+        """Whether the template tells tools, and shows a call and its result in their places."""
+        conversation = _tool_conversation()
+        self._forms.calls_in_text = False
+        told = self._attempt(conversation[:1], [PROBE_TOOL])
+        shown = self._attempt(conversation, [PROBE_TOOL])
+        if told is None or shown is None or PROBE_TOOL.description not in told:
+            return False
+        texts = (PROBE_USER, PROBE_CALL.name, "probevalue", PROBE_RESULT, PROBE_SYSTEM)
+        # The description may name the tool, and stand before or behind the user's turn.
+        place = -1
+        for text in texts:
+            place = shown.find(text, place + 1)
+            if place < 0:
+                return False
+        return True
+
+    def _writes_calls_alike(self) -> bool:
+        """Whether calls inside the text of a turn give the prompt that the template's own calls
+        give, or show the text beside calls where those do not. Then how the model wrote a call can
+        be shown to it again, letter for letter."""
+        conversation = _tool_conversation()
+        self._forms.calls_in_text = False
+        own = self._attempt(conversation, [PROBE_TOOL]) or ""
+        self._forms.calls_in_text = True
+        in_text = self._attempt(conversation, [PROBE_TOOL])
+        return in_text is not None and (own == in_text or PROBE_TEXT not in own)
+
+    def _attempt(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> str | None:
+        try:
+            return self._run("chat", turns, tools, MARKERS[1], thinking=False)
+        except (_RefusedError, TemplateLimitError):
+            return None
+
     def _shows_in_order(self, turns: Sequence[Turn]) -> str | None:
         """The rendering, if the template takes the turns and shows all of them in order."""
-        try:
-            text = self._run("chat", turns, *MARKERS[:2])
-        except (_RefusedError, TemplateLimitError):
+        text = self._attempt(turns)
+        if text is None:
             return None
         places = [text.find(turn.text) for turn in turns]
         return text if places == sorted(places) and places[0] >= 0 else None
 
 
-def _alternatives(texts: Sequence[str]) -> re.Pattern[str] | None:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if texts else None
+def _tool_conversation() -> list[Turn]:
+    result = ToolResult(PROBE_CALL.id, PROBE_RESULT)
+    return [
+        said("user", PROBE_USER),
+        Turn("assistant", (*said("assistant", PROBE_TEXT).blocks, PROBE_CALL)),
+        Turn("tool", (result,)),
+        said("assistant", PROBE_ANSWER),
+        said("user", PROBE_SYSTEM),
+    ]
 
 
 def _environment(source: str, fallback: str) -> minijinja.Environment:
@@ -300,28 +351,3 @@ def template_from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) ->
         bos_token=tokenizer.special_text(tokenizer.bos_id),
         eos_token=tokenizer.special_text(tokenizer.eos_id),
     )
-
-
-def fold_system_turns(turns: Sequence[Turn], *, keep_first: bool) -> list[Turn]:
-    """Each system turn becomes part of the user turn before it, else of the one after it.
-
-    What precedes a folded turn is unchanged by what follows it, so prefixes stay prefixes.
-    """
-    folded: list[Turn] = []
-    for index, turn in enumerate(turns):
-        kept = turn.role == "system" and index == 0 and keep_first
-        role: Role = "user" if turn.role == "system" and not kept else turn.role
-        if folded and folded[-1].role == role:
-            joined = folded[-1].text + TURN_SEPARATOR + turn.text
-            folded[-1] = Turn(role, joined)
-        else:
-            folded.append(Turn(role, turn.text))
-    return folded
-
-
-def _user_first(turns: Sequence[Turn]) -> list[Turn]:
-    opening = 1 if turns and turns[0].role == "system" else 0
-    shaped = list(turns)
-    if len(shaped) > opening and shaped[opening].role == "assistant":
-        shaped.insert(opening, Turn("user", LEADING_USER_TEXT))
-    return shaped

@@ -1,4 +1,4 @@
 """The Messages API, in the order in which a request meets it.
 
-handlers (the story of one request), schema, normalise, prepare (body to token ids).
+handlers, read (body to Generation), schema (typed structs), normalise (messages to turns).
 """

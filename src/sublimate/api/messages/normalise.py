@@ -10,11 +10,10 @@ defines: BILLING_PREFIX, normalise
 from __future__ import annotations
 
 from ...edge.errors import ApiError, field_error
-from ...model.template import TURN_SEPARATOR, Role, Turn
+from ...model.turns import BLOCK_SEPARATOR, Role, Turn, append_turn, said
 from .schema import Block, MessagesRequest
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
-BLOCK_SEPARATOR = "\n"
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 # Blocks that the API knows and this server cannot serve yet.
@@ -54,7 +53,7 @@ def normalise(request: MessagesRequest, *, messages_max: int) -> list[Turn]:
         raise field_error("messages", f"at most {messages_max} are taken")
     turns: list[Turn] = []
     if system := _system_text(request):
-        turns.append(Turn("system", system))
+        turns.append(said("system", system))
     for index, message in enumerate(messages):
         path = f"messages.{index}"
         role = ROLES.get(message.role)
@@ -65,7 +64,7 @@ def normalise(request: MessagesRequest, *, messages_max: int) -> list[Turn]:
             if role == "assistant" and index == len(messages) - 1:
                 continue  # nothing to continue: the answer begins anew
             raise field_error(f"{path}.content", "must not be empty")
-        _append(turns, role, text)
+        append_turn(turns, said(role, text))
     if not turns:
         raise field_error("messages", "at least one message with content is required")
     return turns
@@ -113,10 +112,3 @@ def _refused_block(block: Block, path: str) -> ApiError:
     if block.type in THINKING:
         return field_error(path, "thinking belongs to assistant messages")
     return field_error(f"{path}.type", "unknown block type")
-
-
-def _append(turns: list[Turn], role: Role, text: str) -> None:
-    """Neighbours of one role become one turn."""
-    if turns and turns[-1].role == role:
-        text = turns.pop().text + TURN_SEPARATOR + text
-    turns.append(Turn(role, text))

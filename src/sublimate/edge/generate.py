@@ -1,0 +1,184 @@
+"""The story of one request, whatever surface it came through:
+
+    read -> render -> tokenise -> submit -> stream
+
+defines: generate, prepared, choose_profile, prepare
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from ..config import PROFILES, EdgeSettings, Profile
+from ..model.template import TemplateLimitError
+from ..model.turns import is_continued
+from . import limits
+from .engine import EngineLink, Submission
+from .errors import ApiError, field_error
+from .exchange import Exchange, Header, new_identifier
+from .generation import Generation, Prompt, Surface
+from .guard import check_json
+from .metrics import PARTS_PER_MILLION
+from .textmodel import TextModel
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+    from .stream import Answer
+
+SAMPLE_CHARACTERS = 1 << 16
+"""Of a prompt that cannot fit, whose tokens are estimated from its beginning."""
+
+
+def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaitable[None] | None:
+    """Answer a request, streamed or whole. Raises ApiError."""
+    timing = Timing(exchange.started_seconds)
+    engine = server.engine_or_refuse()
+    return prepared(
+        server,
+        exchange,
+        lambda body: surface.read(server, exchange, body),
+        engine.context_tokens,
+        lambda prompt: _submit(server, exchange, surface, prompt, timing),
+    )
+
+
+def _submit(
+    server: EdgeServer, exchange: Exchange, surface: Surface, prompt: Prompt, timing: Timing
+) -> None:
+    """Hand a prepared request to the engine. Raises ApiError."""
+    timing.prepared(*prompt.ends_ns)
+    engine = server.engine_or_refuse()  # it may have gone while a worker thread prepared
+    if exchange.gone:
+        return
+    answer = _new_answer(server, engine, exchange, surface, prompt, timing)
+    sampling = prompt.generation.sampling
+    submission = Submission(
+        ids=prompt.ids,
+        sampling=sampling,
+        token_budget=min(sampling.max_tokens, engine.context_tokens - len(prompt.ids)),
+        stop_tokens=(*server.model.tokenizer.stop_tokens, *sampling.stop_token_ids),
+        profile=prompt.generation.profile,
+        tenant=server.access.tenant(exchange.tenant_key),
+        format=answer.format,
+        message_id=answer.message_id,
+        model_name=prompt.generation.model_name,
+        chunked=exchange.chunked,
+    )
+    server.admit(exchange, len(prompt.ids))
+    ticket = engine.submit(submission, answer, server.settings.queue_max)
+    server.answer_begun(answer)
+    answer.begin(engine, ticket)
+
+
+def _new_answer(
+    server: EdgeServer,
+    engine: EngineLink,
+    exchange: Exchange,
+    surface: Surface,
+    prompt: Prompt,
+    timing: Timing,
+) -> Answer:
+    kind = surface.streamed if prompt.generation.stream else surface.collected
+    return kind(
+        exchange,
+        server.metrics,
+        timing,
+        prompt,
+        message_id=new_identifier(surface.identifier),
+        ping_seconds=server.limits.ping_seconds,
+        headers=lambda: engine_headers(engine),
+        on_end=server.answer_ended,
+    )
+
+
+def engine_headers(engine: EngineLink) -> list[Header]:
+    """What the engine that runs the request reports; a header without a source is left out."""
+    headers: list[Header] = []
+    path = engine.info.get("compute_path")
+    if isinstance(path, str) and path:
+        headers.append(("x-compute-path", path))
+    if engine.info.get("resident_loop") is True:
+        headers.append(("x-layer-zero", "true"))
+    busy = engine.stats()["utilization_ppm"]
+    if busy:
+        headers.append(("x-engine-utilization", f"{busy / PARTS_PER_MILLION:.3f}"))
+    return headers
+
+
+def choose_profile(named: str | None, settings: EdgeSettings) -> Profile:
+    """The execution profile by request, pin and contract. Raises ApiError."""
+    pinned = settings.execution_profile
+    if named is not None and named not in PROFILES:
+        raise field_error("execution_profile", f"expected one of {', '.join(PROFILES)}")
+    if pinned:
+        if named not in (None, pinned):
+            raise ApiError("profile_pinned", pinned=pinned, named=named)
+        return pinned
+    if named is None and settings.profile_contract == "strict":
+        raise ApiError("profile_missing")
+    return named or settings.profile
+
+
+# ---- body to token ids ---------------------------------------------------------------------------
+def prepared(
+    server: EdgeServer,
+    exchange: Exchange,
+    read: Callable[[bytes], Generation],
+    context_tokens: int,
+    then: Callable[[Prompt], None],
+) -> Awaitable[None] | None:
+    """Body to token ids, and on with them: at once, or for a long body on a worker thread, so that
+    no stream waits for it. Raises ApiError."""
+    request = exchange.request
+    charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
+    if charset not in ("", "utf-8", "utf8"):
+        raise ApiError("charset")
+    body, request.body = request.body, b""
+    owner = exchange.tenant_key
+
+    def work() -> Prompt:
+        check_json(body)
+        return prepare(read(body), server.model, context_tokens=context_tokens, owner=owner)
+
+    async def elsewhere() -> None:
+        then(await server.loop.run_in_executor(server.workers, work))
+
+    if len(body) >= limits.OFFLOAD_BYTES_MIN:
+        return elsewhere()
+    then(work())
+    return None
+
+
+def prepare(
+    generation: Generation, model: TextModel, *, context_tokens: int, owner: bytes = b""
+) -> Prompt:
+    """Everything that can be done without the engine. `owner`: whose conversations this one may
+    continue. Raises ApiError."""
+    read_ns = time.monotonic_ns()
+    is_thinking = generation.thinking is not None and not is_continued(generation.turns)
+    try:
+        rendered = model.template.render(generation.turns, generation.tools, thinking=is_thinking)
+    except TemplateLimitError:
+        raise ApiError("template_limit") from None
+    rendered_ns = time.monotonic_ns()
+    tokenizer = model.tokenizer
+    length = len(rendered.text)
+    if length > context_tokens * tokenizer.longest_token_bytes:
+        # Even made of the longest token alone it could not fit, so there is no need to know the
+        # exact number: the beginning tells the rate.
+        sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
+        estimate = max(context_tokens + 1, len(sample) * length // SAMPLE_CHARACTERS)
+        raise ApiError("prompt_too_long", tokens=estimate, maximum=context_tokens)
+    ids = model.conversations.encode(rendered, owner)
+    if len(ids) > context_tokens:
+        raise ApiError("prompt_too_long", tokens=len(ids), maximum=context_tokens)
+    thinking_format = model.template.thinking_format
+    begins_in_thinking = (
+        thinking_format is not None
+        and not is_continued(generation.turns)
+        and thinking_format.opened_by(rendered.text)
+    )
+    return Prompt(generation, ids, (read_ns, rendered_ns, time.monotonic_ns()), begins_in_thinking)

@@ -1,0 +1,120 @@
+"""What every surface makes of its body. All that is behind a surface works on this alone.
+
+A surface is a Surface in its handlers' module: `read` decodes and checks a body of its API and
+returns a Generation, the two makers of answers write what comes back in that API's shape.
+`generate` (generate.py) does everything between. In `read`, which may run on a worker thread:
+
+- turns: model/turns.py. A last assistant turn is continued; results are `tool` turns in the order
+  of their calls (`paired_results` makes them so).
+- sampling: give the body's struct the fields of SamplingFields by inheritance, or make one, and
+  call `server.checked_sampling`. Without a limit of its own a body has max_tokens UNLIMITED.
+- profile: `choose_profile`, from the name in the body, if any.
+- model_name: `server.model.resolve`, which raises the 404.
+- raise ApiError("field", ...) by field_error(path, reason) for what the body has wrong.
+
+defines: ToolChoice, ThinkingBudget, Generation, Prompt, Surface, UNLIMITED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import Profile
+from ..model.tool_formats import Tool
+from ..model.turns import ToolList, Turn
+from .sampling import INT32_MAX, Sampling
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+    from .exchange import Exchange
+    from .stream import Answer
+
+ToolChoice = Literal["auto", "any", "tool", "none"]
+UNLIMITED = INT32_MAX
+"""max_tokens of a request that names none: as much as the context has room for."""
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """The model may think before it answers."""
+
+    tokens: int
+    """At most; the answer keeps its reserve whatever this says."""
+    is_shown: bool = True
+    """Otherwise the client gets its signature alone."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError("a budget of thinking has at least one token")
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to make."""
+
+    model_name: str
+    """Under which it is answered."""
+    turns: tuple[Turn, ...]
+    sampling: Sampling
+    profile: Profile
+    stream: bool = False
+    tools: tuple[Tool, ...] = ()
+    """Told at the beginning, even if tool_choice is none: so the prefix stays."""
+    tool_choice: ToolChoice = "auto"
+    chosen_tool: str = ""
+    """With tool_choice "tool": its name, one of callable_tools."""
+    parallel_tools: bool = True
+    """More than one call in an answer."""
+    answer_schema: dict[str, Any] | None = None
+    """JSON Schema of the answer's text."""
+    thinking: ThinkingBudget | None = None
+    """None: off, for models that can switch."""
+
+    def __post_init__(self) -> None:
+        """A surface checks its body before; what is wrong here is a bug of it."""
+        if not self.turns and not self.tools:
+            raise ValueError("a generation needs something to go on from")
+        if (self.tool_choice == "tool") != bool(self.chosen_tool):
+            raise ValueError("chosen_tool belongs to the choice of one tool")
+        if self.chosen_tool and self.chosen_tool not in {t.name for t in self.callable_tools}:
+            raise ValueError("the chosen tool is none of those told")
+        if self.tool_choice in ("any", "tool") and not self.callable_tools:
+            raise ValueError("there is no tool to choose")
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """All tools that the conversation has told of, by name the last one told."""
+        told = [tool for turn in self.turns for b in turn.blocks if isinstance(b, ToolList)
+                for tool in b.tools]  # fmt: skip
+        return tuple({tool.name: tool for tool in (*self.tools, *told)}.values())
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A generation whose conversation is token ids."""
+
+    generation: Generation
+    ids: NDArray[np.int32]
+    """(prompt_tokens)"""
+    ends_ns: tuple[int, int, int]
+    """When parse, template and tokenise ended, on the monotonic clock (see timing.py)."""
+    begins_in_thinking: bool = False
+    """The rendered prompt ends with the opening of a thinking block."""
+
+    def __post_init__(self) -> None:
+        if not len(self.ids):
+            raise ValueError("a prompt has tokens")
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """One API for generating text."""
+
+    read: Callable[[EdgeServer, Exchange, bytes], Generation]
+    """Of a body. Raises ApiError."""
+    streamed: Callable[..., Answer]
+    """With the arguments of Answer."""
+    collected: Callable[..., Answer]
+    identifier: str = "msg"
+    """Kind of its answers' ids, as in msg_0123."""

@@ -1,0 +1,130 @@
+"""A conversation in one form, whatever API it came through.
+
+defines: Text, Thinking, ToolList, WrittenCall, Block, Role, Turn, said, TURN_SEPARATOR,
+         BLOCK_SEPARATOR, append_turn, fold_system_turns, user_first, is_continued
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from .tool_formats import Tool, ToolCall, ToolResult
+
+TURN_SEPARATOR = "\n\n"
+BLOCK_SEPARATOR = "\n"
+LEADING_USER_TEXT = "(The conversation continues.)"
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """What somebody said."""
+
+    text: str
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """What the model thought before it said something."""
+
+    text: str
+
+
+class ToolList(msgspec.Struct, frozen=True):
+    """Tools that the model hears of here, in the middle of a conversation. Behind a result: as a
+    part of it."""
+
+    tools: tuple[Tool, ...]
+
+    def __post_init__(self) -> None:
+        if not self.tools:
+            raise ValueError("a list of no tools tells nothing")
+
+
+class WrittenCall(ToolCall, frozen=True):
+    """A call of which it is known how the model wrote it (see call_memory.py)."""
+
+    written: str = ""
+    """From the end of what was before it to the end of the call."""
+
+
+Block = Text | Thinking | ToolCall | ToolResult | ToolList
+HOLDS: dict[Role, tuple[type, ...]] = {
+    "system": (Text, ToolList),
+    "user": (Text, ToolList),
+    "assistant": (Text, Thinking, ToolCall),
+    "tool": (ToolResult, ToolList),
+}
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One turn, with blocks as HOLDS says. After normalisation neighbours have different roles and
+    no text is empty; a tool turn has all results of the calls before it, in the order of the calls.
+    """
+
+    role: Role
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise ValueError("a turn without blocks is none")
+        if not all(isinstance(block, HOLDS[self.role]) for block in self.blocks):
+            raise ValueError(f"no block of a turn of the role {self.role}")
+        if self.role == "tool" and not isinstance(self.blocks[0], ToolResult):
+            raise ValueError("a tool turn begins with a result")
+
+    @property
+    def text(self) -> str:
+        """What was said, and nothing else."""
+        return BLOCK_SEPARATOR.join(b.text for b in self.blocks if isinstance(b, Text))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [block for block in self.blocks if isinstance(block, ToolCall)]
+
+
+def said(role: Role, text: str) -> Turn:
+    """A turn of text alone."""
+    return Turn(role, (Text(text),))
+
+
+def append_turn(turns: list[Turn], turn: Turn) -> None:
+    """Add a turn; neighbours of one role become one, as if a blank line stood between them."""
+    if turns and turns[-1].role == turn.role:
+        turn = Turn(turn.role, _joined(turns.pop().blocks, turn.blocks))
+    turns.append(turn)
+
+
+def _joined(first: tuple[Block, ...], second: tuple[Block, ...]) -> tuple[Block, ...]:
+    end, begin = first[-1], second[0]
+    if isinstance(end, Text) and isinstance(begin, Text):
+        return (*first[:-1], Text(end.text + TURN_SEPARATOR + begin.text), *second[1:])
+    return first + second
+
+
+def fold_system_turns(turns: Sequence[Turn], *, keep_first: bool) -> list[Turn]:
+    """Each system turn becomes part of the user turn before it, else of the one after it.
+
+    What precedes a folded turn is unchanged by what follows it, so prefixes stay prefixes.
+    """
+    folded: list[Turn] = []
+    for index, turn in enumerate(turns):
+        kept = turn.role != "system" or (index == 0 and keep_first)
+        append_turn(folded, turn if kept else Turn("user", turn.blocks))
+    return folded
+
+
+def user_first(turns: Sequence[Turn]) -> list[Turn]:
+    """With a word of the user where an assistant would open the conversation."""
+    opening = 1 if turns and turns[0].role == "system" else 0
+    shaped = list(turns)
+    if len(shaped) > opening and shaped[opening].role == "assistant":
+        shaped.insert(opening, said("user", LEADING_USER_TEXT))
+    return shaped
+
+
+def is_continued(turns: Sequence[Turn]) -> bool:
+    """The answer goes on where a last assistant turn ends."""
+    return bool(turns) and turns[-1].role == "assistant"
