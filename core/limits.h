@@ -59,6 +59,10 @@ constexpr int32_t HISTORY_TOKENS_PER_STEP = 1024; // tokens of a sequence indexe
 constexpr int32_t STOP_STRINGS_MAX = 8;
 constexpr int32_t STOP_STRING_BYTES_MAX = 256;
 constexpr int32_t TOKEN_BYTES_MAX = 1024; // bytes of one vocabulary entry
+constexpr int32_t MARKERS_MAX = 8;        // openings of a block format
+constexpr int32_t MARKER_BYTES_MAX = 64;
+constexpr int32_t TOOL_NAME_BYTES_MAX = 128;
+constexpr int32_t CALL_DEPTH_MAX = 48; // of a call's JSON: less than a client may send back
 
 // ---- files ----------------------------------------------------------------------------------
 constexpr int64_t GGUF_TENSORS_MAX = 65536;

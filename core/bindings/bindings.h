@@ -1,7 +1,7 @@
 // What the binding files share: the one exception that crosses into Python and the functions that
 // fill the module.
 //
-// defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits
+// defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,6 +18,7 @@ public:
 };
 
 void bind_edge(nanobind::module_& m);   // Region, Vocabulary, StreamEvent, EdgeClient
+void bind_blocks(nanobind::module_& m); // BlockFormat, tool_id
 void bind_model(nanobind::module_& m);  // Gguf, Model, probe, bench_op
 void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
 void bind_limits(nanobind::module_& m); // measure_limits

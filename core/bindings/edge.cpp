@@ -6,6 +6,7 @@
 // bind_client, bind_edge
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -137,6 +138,7 @@ struct PythonEvent {
     bool finished;
     int32_t cached_tokens;
     int32_t output_tokens;
+    int32_t thinking_tokens;
     int32_t bucket_rows;
     uint64_t submitted_ns;
     uint64_t admitted_ns;
@@ -149,6 +151,7 @@ struct PythonEvent {
     const char* refuse_reason;
     nb::object data;
     nb::object text;
+    nb::object pieces;
     nb::object stop_sequence;
     nb::object token_ids;
     nb::object logprobs;
@@ -188,6 +191,31 @@ nb::list logprob_list(const StreamEvent& event) {
     return result;
 }
 
+const char* piece_kind(StreamPiece::Kind kind) {
+    switch (kind) {
+    case StreamPiece::Kind::text:
+        return "text";
+    case StreamPiece::Kind::thinking:
+        return "thinking";
+    case StreamPiece::Kind::tool_start:
+        return "tool_start";
+    case StreamPiece::Kind::arguments:
+        return "arguments";
+    case StreamPiece::Kind::stop:
+        return "stop";
+    }
+    return "";
+}
+
+nb::list piece_list(std::span<const StreamPiece> pieces) {
+    nb::list result;
+    for (const StreamPiece& piece : pieces)
+        result.append(nb::make_tuple(piece_kind(piece.kind),
+                                     nb::str(piece.text.data(), piece.text.size()),
+                                     nb::str(piece.id.data(), piece.id.size())));
+    return result;
+}
+
 PythonEvent python_event(const StreamEvent& event) {
     nb::object stop_sequence = nb::none();
     if (event.stop_index >= 0)
@@ -197,6 +225,7 @@ PythonEvent python_event(const StreamEvent& event) {
             event.finished,
             event.cached_tokens,
             event.output_tokens,
+            event.thinking_tokens,
             event.bucket_rows,
             event.submitted_ns,
             event.admitted_ns,
@@ -209,6 +238,7 @@ PythonEvent python_event(const StreamEvent& event) {
             refuse_reason_name(event.refuse_reason),
             nb::bytes(event.data.data(), event.data.size()),
             nb::str(event.text.data(), event.text.size()),
+            piece_list(event.pieces),
             stop_sequence,
             token_list(event.token_ids),
             logprob_list(event)};
@@ -222,11 +252,13 @@ void bind_event(nb::module_& m) {
         .def_ro("finished", &PythonEvent::finished)
         .def_ro("cached_tokens", &PythonEvent::cached_tokens)
         .def_ro("output_tokens", &PythonEvent::output_tokens)
+        .def_ro("thinking_tokens", &PythonEvent::thinking_tokens)
         .def_ro("bucket_rows", &PythonEvent::bucket_rows)
         .def_ro("stop_reason", &PythonEvent::stop_reason)
         .def_ro("refuse_reason", &PythonEvent::refuse_reason)
         .def_ro("stop_sequence", &PythonEvent::stop_sequence)
         .def_ro("text", &PythonEvent::text)
+        .def_ro("pieces", &PythonEvent::pieces)
         .def_ro("token_ids", &PythonEvent::token_ids)
         .def_ro("logprobs", &PythonEvent::logprobs)
         .def_ro("submitted_ns", &PythonEvent::submitted_ns)
@@ -246,11 +278,12 @@ using MaskArray = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::dev
 
 // The client with the Python objects whose memory it uses.
 struct PythonClient {
-    PythonClient(nb::object region_object, nb::object vocabulary_object, nb::object gaps_object)
+    PythonClient(nb::object region_object, nb::object vocabulary_object, nb::object gaps_object,
+                 std::string_view signature_key)
         : region(std::move(region_object)), vocabulary(std::move(vocabulary_object)),
           gaps(std::move(gaps_object)),
           client(nb::cast<Region&>(region), object_or_null<const Vocabulary>(vocabulary),
-                 object_or_null<Histogram>(gaps)) {}
+                 object_or_null<Histogram>(gaps), signature_key) {}
 
     template <class T>
     static T* object_or_null(const nb::object& object) {
@@ -275,7 +308,8 @@ StreamFormat format_named(std::string_view name) {
     if (name == "sse") return StreamFormat::sse;
     if (name == "text") return StreamFormat::text;
     if (name == "raw") return StreamFormat::raw;
-    throw nb::value_error("format is one of sse, text, raw");
+    if (name == "blocks") return StreamFormat::blocks;
+    throw nb::value_error("format is one of sse, text, raw, blocks");
 }
 
 // The view keeps the Region's Python object alive, and with it the mapping.
@@ -289,9 +323,9 @@ nb::object acquire_slot(PythonClient& self, int64_t words) {
 void submit_slot(PythonClient& self, int32_t slot, int32_t generation, int64_t key,
                  std::string_view format, const std::vector<std::string>& stop_strings,
                  const std::string& message_id, const std::string& model, int64_t input_tokens,
-                 bool chunked) {
+                 bool chunked, std::shared_ptr<BlockFormat> blocks) {
     StreamRequest request{key,   format_named(format), stop_strings, message_id,
-                          model, input_tokens,         chunked};
+                          model, input_tokens,         chunked,      std::move(blocks)};
     raise_unless_ok(self.client.submit(slot, generation, request));
 }
 
@@ -332,19 +366,20 @@ void bind_client(nb::module_& m) {
         .def(
             "__init__",
             [](PythonClient* place, nb::handle_t<Region> region, nb::object vocabulary,
-               nb::object gaps) {
+               nb::object gaps, const nb::bytes& signature_key) {
                 if (!vocabulary.is_none() && !nb::isinstance<Vocabulary>(vocabulary))
                     throw nb::type_error("vocabulary is a Vocabulary or None");
                 if (!gaps.is_none() && !nb::isinstance<Histogram>(gaps))
                     throw nb::type_error("gaps is a Histogram or None");
-                new (place)
-                    PythonClient(nb::borrow(region), std::move(vocabulary), std::move(gaps));
+                new (place) PythonClient(nb::borrow(region), std::move(vocabulary), std::move(gaps),
+                                         {signature_key.c_str(), signature_key.size()});
             },
-            "region"_a, "vocabulary"_a.none(), "gaps"_a.none() = nb::none())
+            "region"_a, "vocabulary"_a.none(), "gaps"_a.none() = nb::none(),
+            "signature_key"_a = nb::bytes("", 0))
         .def("acquire", &acquire_slot, "words"_a)
         .def("submit", &submit_slot, "slot"_a, "generation"_a, "key"_a, nb::kw_only(), "format"_a,
              "stop_strings"_a = std::vector<std::string>(), "message_id"_a = "", "model"_a = "",
-             "input_tokens"_a = 0, "chunked"_a = false)
+             "input_tokens"_a = 0, "chunked"_a = false, "blocks"_a.none() = nb::none())
         .def("discard", &discard_slot, "slot"_a, "generation"_a)
         .def(
             "cancel",

@@ -56,6 +56,10 @@ constexpr NamedNumber LIMITS[] = {
     LIMIT(RING_FULL_DEADLINE_NS),
     LIMIT(STOP_STRINGS_MAX),
     LIMIT(STOP_STRING_BYTES_MAX),
+    LIMIT(MARKERS_MAX),
+    LIMIT(MARKER_BYTES_MAX),
+    LIMIT(TOOL_NAME_BYTES_MAX),
+    LIMIT(CALL_DEPTH_MAX),
     LIMIT(TOKEN_BYTES_MAX),
     LIMIT(GGUF_TENSORS_MAX),
     LIMIT(GGUF_KEYS_MAX),
@@ -153,6 +157,7 @@ NB_MODULE(_core, m) {
     nb::set_leak_warnings(false);
     nb::exception<CoreError>(m, "CoreError");
     bind_constants(m);
+    bind_blocks(m);
     bind_edge(m);
     bind_model(m);
     bind_engine(m);

@@ -77,6 +77,8 @@ const char* client_status_text(ClientStatus status) {
         return "stop strings need a text format";
     case ClientStatus::bad_stop_strings:
         return "stop strings are too many, too long or empty";
+    case ClientStatus::bad_blocks:
+        return "a block format needs a text format, and markers and names that can be found";
     case ClientStatus::bad_record:
         return "the record's header does not fit its slot";
     case ClientStatus::bad_mask:
@@ -151,14 +153,17 @@ StreamEvent EdgeClient::Stream::event() {
     event.logprob_pairs = logprob_pairs;
     if (!shows_text()) return event;
     (format == StreamFormat::sse ? event.data : event.text) = text.collect();
+    event.pieces = text.pieces();
+    event.thinking_tokens = static_cast<int32_t>(text.usage().thinking_tokens);
     event.stop_index = text.stop_index();
     if (event.stop_index >= 0) event.stop_string = text.stop_string();
     return event;
 }
 
-EdgeClient::EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps)
+EdgeClient::EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps,
+                       std::string_view signature_key)
     : region_(region), view_(region.view()), vocabulary_(vocabulary), gaps_(gaps),
-      record_(static_cast<size_t>(TOKEN_RECORD_WORDS_MAX)) {
+      signer_(signature_key), record_(static_cast<size_t>(TOKEN_RECORD_WORDS_MAX)) {
     CHECK_BECAUSE(view_.attached(), "an edge client needs a mapped region");
     touched_.reserve(size_t{limits::SLOTS_MAX});
     speaking_.reserve(size_t{limits::SLOTS_MAX});
@@ -202,15 +207,20 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
     Stream& stream = *streams_[slot];
     if (request.format == StreamFormat::raw) {
         if (!request.stop_strings.empty()) return ClientStatus::stop_without_text;
+        if (request.blocks != nullptr) return ClientStatus::bad_blocks;
     } else {
         if (vocabulary_ == nullptr) return ClientStatus::no_vocabulary;
+        if (request.blocks != nullptr && check_format(*request.blocks) != BlockStatus::ok)
+            return ClientStatus::bad_blocks;
         TextSettings settings{request.format,
                               request.stop_strings,
                               request.message_id,
                               request.model,
                               request.input_tokens > 0 ? request.input_tokens
                                                        : header.prompt_length,
-                              request.chunked};
+                              request.chunked,
+                              request.blocks,
+                              &signer_};
         if (stream.text.start(settings, vocabulary_) != StopStatus::ok)
             return ClientStatus::bad_stop_strings;
     }
@@ -516,7 +526,7 @@ void EdgeClient::collect_events(uint64_t polled_ns, std::vector<StreamEvent>& ev
         if (stream->token_now) observe_gap(*stream);
         StreamEvent event = stream->event();
         bool speaks = event.admitted || event.finished || !event.data.empty() ||
-                      !event.token_ids.empty() || !event.logprobs.empty();
+                      !event.pieces.empty() || !event.token_ids.empty() || !event.logprobs.empty();
         if (!speaks) continue;
         events.push_back(event);
         speaking_.push_back(stream);

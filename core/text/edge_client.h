@@ -35,6 +35,7 @@ enum class ClientStatus : int32_t {
     no_vocabulary,     // a text format without a vocabulary
     stop_without_text, // stop strings with format raw
     bad_stop_strings,
+    bad_blocks,    // a block format that check_format refuses, or one for format raw
     bad_record,    // the header does not describe what the slot can hold
     bad_mask,      // no such mask slot, or not mask_words long
     engine_broken, // the engine damaged the rings, or gave this edge up
@@ -61,9 +62,10 @@ struct StreamEvent {
     StopReason reason = StopReason::none;
     RefuseReason refuse_reason = RefuseReason::none;
     int32_t cached_tokens = 0;
-    int32_t output_tokens = 0; // billed so far
-    int32_t bucket_rows = 0;   // of the step that admitted it
-    int32_t stop_index = -1;   // of the stop string in the request's list
+    int32_t output_tokens = 0;   // billed so far
+    int32_t thinking_tokens = 0; // of them
+    int32_t bucket_rows = 0;     // of the step that admitted it
+    int32_t stop_index = -1;     // of the stop string in the request's list
     // Stages of the request so far, on the monotonic clock, never decreasing; 0: not reached.
     uint64_t submitted_ns = 0;   // handed to the loop
     uint64_t admitted_ns = 0;    // of the record with the admission, as for the next two
@@ -74,7 +76,8 @@ struct StreamEvent {
     // The first bytes after the first token went to a lent socket; 0: not to one.
     uint64_t first_sent_ns = 0;
     std::string_view data; // sse: whole frames, or what of them a lent socket did not take
-    std::string_view text; // text: everything, when finished
+    std::string_view text; // text, without a block format: everything, when finished
+    std::span<const StreamPiece> pieces; // blocks: of this poll; text: of everything, likewise
     std::string_view stop_string;
     std::span<const int32_t> token_ids; // raw: of this poll, the stop token included
     std::span<const TokenLogprobs> logprobs;
@@ -89,6 +92,7 @@ struct StreamRequest {
     std::string_view model;
     int64_t input_tokens = 0; // for usage; 0: the prompt length of the record
     bool chunked = false;     // sse: the frames of a poll are one HTTP/1.1 chunk
+    std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is one text
 };
 
 struct StreamProgress {
@@ -105,8 +109,10 @@ public:
     };
 
     // All outlive the client; vocabulary may be null if only format raw is used. gaps: takes the
-    // seconds between polls that brought tokens, per stream; null: nobody asks.
-    EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps = nullptr);
+    // seconds between polls that brought tokens, per stream; null: nobody asks. signature_key: of
+    // thinking blocks.
+    EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps = nullptr,
+               std::string_view signature_key = {});
     ~EdgeClient();
 
     // The smallest free slot of at least `words` words. Its header is zero but for version, slot
@@ -180,6 +186,7 @@ private:
     RegionView view_;
     const Vocabulary* vocabulary_;
     Histogram* gaps_;
+    Signer signer_;
     Slots slots_;
     State states_[limits::SLOTS_MAX] = {};
     std::unique_ptr<Stream> streams_[limits::SLOTS_MAX]; // made at a slot's first use, then kept

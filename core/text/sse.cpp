@@ -1,4 +1,4 @@
-// SseWriter: the frames of a text answer.
+// SseWriter: the frames of an answer.
 #include "sse.h"
 
 #include <charconv>
@@ -37,26 +37,67 @@ void SseWriter::message_start(std::string_view message_id, std::string_view mode
     out_.append(",\"service_tier\":\"standard\"}}}\n\n");
 }
 
-void SseWriter::block_start() {
-    out_.append("event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,"
-                "\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n");
+// The content_block is what `block` begins and the caller ends with "}}\n\n".
+void SseWriter::start(int64_t index, std::string_view block) {
+    CHECK(index >= 0);
+    out_.append("event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":");
+    number(index);
+    out_.append(",\"content_block\":{\"type\":");
+    out_.append(block);
 }
 
-void SseWriter::text_delta(std::string_view text) {
+void SseWriter::text_start(int64_t index) {
+    start(index, "\"text\",\"text\":\"\"}}\n\n");
+}
+
+void SseWriter::thinking_start(int64_t index) {
+    start(index, "\"thinking\",\"thinking\":\"\",\"signature\":\"\"}}\n\n");
+}
+
+void SseWriter::tool_start(int64_t index, std::string_view id, std::string_view name) {
+    start(index, "\"tool_use\",\"id\":");
+    json_string(id, out_);
+    out_.append(",\"name\":");
+    json_string(name, out_);
+    out_.append(",\"input\":{}}}\n\n");
+}
+
+// kind: type and key of the text, as JSON up to its value.
+void SseWriter::delta(int64_t index, std::string_view kind, std::string_view text) {
     CHECK_BECAUSE(!text.empty(), "clients drop a reply with an empty delta");
-    out_.append("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,"
-                "\"delta\":{\"type\":\"text_delta\",\"text\":");
+    out_.append("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":");
+    number(index);
+    out_.append(",\"delta\":{\"type\":");
+    out_.append(kind);
     json_string(text, out_);
     out_.append("}}\n\n");
 }
 
-void SseWriter::block_stop() {
+void SseWriter::text_delta(int64_t index, std::string_view text) {
+    delta(index, "\"text_delta\",\"text\":", text);
+}
+
+void SseWriter::thinking_delta(int64_t index, std::string_view text) {
+    delta(index, "\"thinking_delta\",\"thinking\":", text);
+}
+
+void SseWriter::signature_delta(int64_t index, std::string_view signature) {
+    delta(index, "\"signature_delta\",\"signature\":", signature);
+}
+
+void SseWriter::arguments_delta(int64_t index, std::string_view json) {
+    delta(index, "\"input_json_delta\",\"partial_json\":", json);
+}
+
+void SseWriter::block_stop(int64_t index) {
     out_.append("event: content_block_stop\n"
-                "data: {\"type\":\"content_block_stop\",\"index\":0}\n\n");
+                "data: {\"type\":\"content_block_stop\",\"index\":");
+    number(index);
+    out_.append("}\n\n");
 }
 
 void SseWriter::message_delta(std::string_view stop_reason, const std::string_view* stop_sequence,
-                              const Usage& usage) {
+                              const Usage& usage, bool details) {
     out_.append("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":"
                 "{\"stop_reason\":");
     json_string(stop_reason, out_);
@@ -72,6 +113,11 @@ void SseWriter::message_delta(std::string_view stop_reason, const std::string_vi
     number(usage.cache_read_input_tokens);
     out_.append(",\"output_tokens\":");
     number(usage.output_tokens);
+    if (details) {
+        out_.append(",\"output_tokens_details\":{\"thinking_tokens\":");
+        number(usage.thinking_tokens);
+        out_.push_back('}');
+    }
     out_.append("}}\n\n");
 }
 

@@ -1,5 +1,4 @@
-// Server-sent events of the Messages API, as bytes ready to send. One text block with index 0 is
-// all that a text answer needs.
+// Server-sent events of the Messages API, as bytes ready to send.
 //
 // defines: Usage, SseWriter
 #pragma once
@@ -15,26 +14,36 @@ struct Usage {
     int64_t input_tokens = 0;            // prompt tokens that were computed
     int64_t cache_read_input_tokens = 0; // prompt tokens that came from the prefix cache
     int64_t output_tokens = 0;
+    int64_t thinking_tokens = 0; // of the output: those inside thinking and at its borders
 };
 
 // Appends whole frames ("event: T\ndata: JSON\n\n") to a string. Grammar, which the caller keeps:
-//   message_start [block_start text_delta+ block_stop] message_delta message_stop
-// Errors are not made here: their texts are in the edge's one table (src/sublimate/edge/errors.py).
+//   message_start (start delta+ block_stop)* message_delta message_stop
+// with a start and deltas of one kind per block, and indices from 0 without gaps. Errors are not
+// made here: their texts are in the edge's one table (src/sublimate/edge/errors.py).
 class SseWriter {
 public:
     explicit SseWriter(std::string& out) : out_(out) {}
 
     void message_start(std::string_view message_id, std::string_view model, const Usage& usage);
-    void block_start();
-    void text_delta(std::string_view text); // valid UTF-8, not empty
-    void block_stop();
-    // stop_sequence: nullptr is null.
+    void text_start(int64_t index);
+    void thinking_start(int64_t index);
+    void tool_start(int64_t index, std::string_view id, std::string_view name);
+    // Of all deltas: valid UTF-8, not empty.
+    void text_delta(int64_t index, std::string_view text);
+    void thinking_delta(int64_t index, std::string_view text);
+    void signature_delta(int64_t index, std::string_view signature);
+    void arguments_delta(int64_t index, std::string_view json);
+    void block_stop(int64_t index);
+    // stop_sequence: nullptr is null. details: usage says how much of the output was thinking.
     void message_delta(std::string_view stop_reason, const std::string_view* stop_sequence,
-                       const Usage& usage);
+                       const Usage& usage, bool details = false);
     void message_stop();
 
 private:
     void number(int64_t value);
+    void start(int64_t index, std::string_view block);
+    void delta(int64_t index, std::string_view kind, std::string_view text);
 
     std::string& out_;
 };

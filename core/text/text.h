@@ -1,20 +1,26 @@
-// From token ids to bytes ready to send: detokenise -> stop strings -> JSON escape -> SSE frames.
-// One TextStream per request, fed once per step with the tokens of that step. Starts from output
-// ids only: it never sees prompt bytes.
+// From token ids to bytes ready to send: detokenise -> take apart into blocks -> stop strings ->
+// JSON escape -> SSE frames. One TextStream per request, fed once per step with the tokens of that
+// step. Starts from output ids only: it never sees prompt bytes.
 //
-// Python twins with the same names are in tests/unit/text_reference.py.
+// Python twins with the same names are in tests/unit/text_reference.py and
+// tests/unit/block_reference.py.
 //
-// defines: Vocabulary, Utf8Assembler, StopMatcher, json_escape, SseWriter, TextStream, EdgeClient,
-// each in its own
-//          header, in the order in which a token meets them (EdgeClient drives all of them from the
-//          rings)
+// defines: Vocabulary, Utf8Assembler, JsonScanner, BlockSplitter, StopMatcher, Signer, json_escape,
+// SseWriter, TextStream, EdgeClient, each in its own header, in the order in which a token meets
+// them (EdgeClient drives all of them from the rings)
 #pragma once
 
 #include "vocabulary.h" // id -> bytes
 
 #include "utf8.h" // bytes -> whole code points
 
+#include "json_scan.h" // whether JSON is valid so far
+
+#include "blocks.h" // text, thinking, calls
+
 #include "stop_strings.h" // where the answer ends, what must wait
+
+#include "signature.h" // of thinking
 
 #include "json.h" // text -> inside of a JSON string
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "../check.h"
 
@@ -32,7 +33,17 @@ void make_chunk(std::string& data) {
 
 bool complete(StopReason reason) {
     return reason == StopReason::end_turn || reason == StopReason::max_tokens ||
-           reason == StopReason::stop_sequence;
+           reason == StopReason::stop_sequence || reason == StopReason::tool_use;
+}
+
+// What a token says. A control token that is a marker yields no text, but says its marker.
+std::string_view token_text(const Vocabulary& vocabulary, const BlockFormat* blocks,
+                            int32_t token) {
+    std::string_view bytes = vocabulary.bytes(token);
+    if (blocks == nullptr || !bytes.empty()) return bytes;
+    for (const auto& [marker, text] : blocks->marker_tokens)
+        if (marker == token) return text;
+    return bytes;
 }
 
 } // namespace
@@ -55,8 +66,24 @@ const char* stop_reason_name(StopReason reason) {
         return "failed";
     case StopReason::scored:
         return "scored";
+    case StopReason::tool_use:
+        return "tool_use";
     }
     return "";
+}
+
+std::string tool_id(std::string_view message_id, int64_t call) {
+    constexpr std::string_view PREFIX = "msg_";
+    constexpr size_t DIGITS_MIN = 2;
+    if (message_id.starts_with(PREFIX)) message_id.remove_prefix(PREFIX.size());
+    std::string id = "toolu_";
+    std::copy_if(message_id.begin(), message_id.end(), std::back_inserter(id), [](char byte) {
+        auto lower = static_cast<char>(byte | 0x20);
+        return (byte >= '0' && byte <= '9') || (lower >= 'a' && lower <= 'z');
+    });
+    std::string digits = std::to_string(call);
+    if (digits.size() < DIGITS_MIN) id.append(DIGITS_MIN - digits.size(), '0');
+    return id + digits;
 }
 
 StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* vocabulary) {
@@ -67,13 +94,28 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
     reason_ = StopReason::none;
     stop_index_ = -1;
     admitted_ = block_open_ = end_written_ = false;
+    block_ = BlockKind::none;
+    index_ = calls_ = 0;
+    written_.clear();
     input_tokens_ = settings.input_tokens;
     usage_ = {};
     assembler_.reset();
     message_id_ = settings.message_id;
     model_ = settings.model;
     trim();
+    blocks_ = settings.blocks;
+    if (blocks_ != nullptr) {
+        splitter_.start(blocks_.get());
+        signer_ = settings.signer != nullptr ? *settings.signer : Signer("");
+    }
     return matcher_.set(settings.stop_strings);
+}
+
+void TextStream::begin() {
+    frames_.clear();
+    if (format_ != StreamFormat::blocks) return;
+    written_.clear();
+    piece_bytes_.clear();
 }
 
 void TextStream::admit(int64_t cached_tokens) {
@@ -81,7 +123,7 @@ void TextStream::admit(int64_t cached_tokens) {
     admitted_ = true;
     usage_.cache_read_input_tokens = cached_tokens;
     usage_.input_tokens = std::max<int64_t>(input_tokens_ - cached_tokens, 0);
-    if (format_ == StreamFormat::sse) SseWriter(frames_).message_start(message_id_, model_, usage_);
+    if (frames()) SseWriter(frames_).message_start(message_id_, model_, usage_);
 }
 
 // Looks for stop strings in what was appended to text_ from `at` on.
@@ -99,59 +141,190 @@ void TextStream::match_from(size_t at) {
 bool TextStream::push(int32_t token) {
     CHECK_BECAUSE(!ended(), "no token after the end");
     count_token();
-    size_t at = text_.size();
-    assembler_.append(vocabulary_->bytes(token), text_);
-    match_from(at);
+    std::string_view bytes = token_text(*vocabulary_, blocks_.get(), token);
+    if (blocks_ == nullptr) {
+        block_ = BlockKind::text;
+        size_t at = text_.size();
+        assembler_.append(bytes, text_);
+        match_from(at);
+        return !ended();
+    }
+    fresh_.clear();
+    assembler_.append(bytes, fresh_);
+    bool thought = splitter_.thinks();
+    take_parts(splitter_.feed(fresh_));
+    usage_.thinking_tokens += thought || splitter_.thinks() ? 1 : 0;
     return !ended();
 }
 
 void TextStream::finish(StopReason reason) {
-    CHECK(reason != StopReason::none && reason != StopReason::stop_sequence);
+    CHECK(reason != StopReason::none && reason != StopReason::stop_sequence &&
+          reason != StopReason::tool_use);
     if (ended()) return;
-    if (complete(reason)) {
+    if (complete(reason) && blocks_ == nullptr) {
         size_t at = text_.size();
         assembler_.flush(text_);
+        if (text_.size() > at) block_ = BlockKind::text;
         match_from(at);
-        if (ended()) return;
+    } else if (complete(reason)) {
+        fresh_.clear();
+        assembler_.flush(fresh_);
+        take_parts(splitter_.feed(fresh_));
+        if (!ended()) take_parts(splitter_.finish());
     }
-    reason_ = reason;
+    if (ended()) return;
+    reason_ = reason == StopReason::end_turn && calls_ > 0 ? StopReason::tool_use : reason;
+}
+
+// ---- blocks
+// --------------------------------------------------------------------------------------
+void TextStream::take_parts(std::span<const BlockPart> parts) {
+    for (const BlockPart& part : parts) {
+        if (ended()) return;
+        take_part(part);
+    }
+}
+
+void TextStream::take_part(const BlockPart& part) {
+    size_t at = text_.size();
+    switch (part.kind) {
+    case BlockPart::Kind::text:
+        block_ = BlockKind::text;
+        text_.append(part.text);
+        match_from(at);
+        break;
+    case BlockPart::Kind::thinking:
+        if (block_ == BlockKind::none) signer_.begin();
+        block_ = BlockKind::thinking;
+        if (blocks_->omit_thinking) {
+            if (!block_open_) open_block(block_);
+            break;
+        }
+        text_.append(part.text);
+        signer_.update(part.text);
+        break;
+    case BlockPart::Kind::call:
+        CHECK_BECAUSE(block_ == BlockKind::none && text_.empty(), "blocks do not overlap");
+        open_block(block_ = BlockKind::tool_use, part.text);
+        calls_++;
+        break;
+    case BlockPart::Kind::arguments:
+        CHECK_BECAUSE(block_ == BlockKind::tool_use && block_open_, "arguments are of a call");
+        text_.append(part.text);
+        break;
+    case BlockPart::Kind::end:
+        close_block();
+        break;
+    }
+}
+
+void TextStream::open_block(BlockKind kind, std::string_view name) {
+    CHECK_BECAUSE(!block_open_, "blocks do not overlap");
+    block_open_ = true;
+    std::string id;
+    if (kind == BlockKind::tool_use) id = tool_id(message_id_, calls_);
+    if (frames()) {
+        SseWriter writer(frames_);
+        if (kind == BlockKind::text) writer.text_start(index_);
+        if (kind == BlockKind::thinking) writer.thinking_start(index_);
+        if (kind == BlockKind::tool_use) writer.tool_start(index_, id, name);
+    } else if (kind == BlockKind::tool_use) {
+        add_piece(StreamPiece::Kind::tool_start, name, id);
+    }
 }
 
 // Shows the first `bytes` of text_; opens the block with its first content.
-void TextStream::write_text(SseWriter& writer, size_t bytes) {
+void TextStream::write_content(size_t bytes) {
+    CHECK(bytes <= text_.size());
     if (bytes == 0) return;
-    if (!block_open_) writer.block_start();
-    block_open_ = true;
-    writer.text_delta(std::string_view(text_).substr(0, bytes));
+    if (!block_open_) open_block(block_);
+    std::string_view text = std::string_view(text_).substr(0, bytes);
+    SseWriter writer(frames_);
+    switch (block_) {
+    case BlockKind::text:
+        frames() ? writer.text_delta(index_, text) : add_piece(StreamPiece::Kind::text, text);
+        break;
+    case BlockKind::thinking:
+        frames() ? writer.thinking_delta(index_, text)
+                 : add_piece(StreamPiece::Kind::thinking, text);
+        break;
+    case BlockKind::tool_use:
+        frames() ? writer.arguments_delta(index_, text)
+                 : add_piece(StreamPiece::Kind::arguments, text);
+        break;
+    case BlockKind::none:
+        CHECK_BECAUSE(false, "content belongs to a block");
+    }
     text_.erase(0, bytes);
 }
 
-void TextStream::write_end(SseWriter& writer) {
+// The block has all its content; a beginning of a stop string at its end is none.
+void TextStream::close_block() {
+    write_content(text_.size());
+    if (block_open_) {
+        std::string signature;
+        if (block_ == BlockKind::thinking) signer_.finish(signature);
+        SseWriter writer(frames_);
+        if (frames() && !signature.empty()) writer.signature_delta(index_, signature);
+        frames() ? writer.block_stop(index_) : add_piece(StreamPiece::Kind::stop, signature);
+        index_++;
+    }
+    block_ = BlockKind::none;
+    block_open_ = false;
+    matcher_.reset();
+}
+
+void TextStream::add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id) {
+    CHECK_BECAUSE(kind == StreamPiece::Kind::stop || !text.empty(), "no empty content");
+    piece_bytes_.append(text).append(id);
+    written_.push_back({kind, text.size(), id.size()});
+}
+
+std::span<const StreamPiece> TextStream::pieces() {
+    pieces_.clear();
+    if (format_ == StreamFormat::text && !ended()) return pieces_;
+    std::string_view bytes = piece_bytes_;
+    for (const Piece& piece : written_) {
+        std::string_view text = bytes.substr(0, piece.text_bytes);
+        std::string_view id = bytes.substr(piece.text_bytes, piece.id_bytes);
+        pieces_.push_back({piece.kind, text, id});
+        bytes.remove_prefix(piece.text_bytes + piece.id_bytes);
+    }
+    CHECK_BECAUSE(bytes.empty(), "every byte belongs to a piece");
+    return pieces_;
+}
+
+// ---- the end of a poll
+// ---------------------------------------------------------------------------
+void TextStream::write_end() {
     end_written_ = true;
     // The end of an answer that did not complete is an error, which the caller writes.
     if (!complete(reason_)) return;
-    if (block_open_) writer.block_stop();
+    if (block_open_) close_block();
+    if (!frames()) return;
     std::string_view stop;
     if (stop_index_ >= 0) stop = stop_string();
-    writer.message_delta(stop_reason_name(reason_), stop_index_ >= 0 ? &stop : nullptr, usage_);
+    SseWriter writer(frames_);
+    writer.message_delta(stop_reason_name(reason_), stop_index_ >= 0 ? &stop : nullptr, usage_,
+                         blocks_ != nullptr);
     writer.message_stop();
 }
 
 std::string_view TextStream::collect() {
-    if (format_ == StreamFormat::text)
+    if (format_ == StreamFormat::text && blocks_ == nullptr)
         return ended() ? std::string_view(text_) : std::string_view();
-    if (!admitted_ || end_written_) return {};
+    if (!admitted_ || end_written_ || (format_ == StreamFormat::text && !ended())) return {};
     // A cancelled client has gone: whatever this poll gathered for it is dropped.
     if (reason_ == StopReason::cancelled) {
         end_written_ = true;
-        frames_.clear();
+        begin();
         return {};
     }
-    SseWriter writer(frames_);
     // The held end is shown only by an answer that ran to its end; a match has been cut off
     // already.
-    write_text(writer, complete(reason_) ? text_.size() : text_.size() - matcher_.held_bytes());
-    if (ended()) write_end(writer);
+    bool held = block_ == BlockKind::text && !complete(reason_);
+    write_content(text_.size() - (held ? matcher_.held_bytes() : 0));
+    if (ended()) write_end();
     if (chunked_ && !frames_.empty()) make_chunk(frames_);
     return frames_;
 }
@@ -159,6 +332,9 @@ std::string_view TextStream::collect() {
 void TextStream::trim() {
     empty_and_trim(text_);
     empty_and_trim(frames_);
+    empty_and_trim(fresh_);
+    empty_and_trim(piece_bytes_);
+    blocks_.reset();
 }
 
 } // namespace sublimate

@@ -1,13 +1,18 @@
 // The text path of one request: tokens of a step in, bytes ready to send out.
 //
-// defines: StreamFormat, StopReason, stop_reason_name, TextSettings, TextStream
+// defines: StreamFormat, StopReason, stop_reason_name, StreamPiece, tool_id, TextSettings,
+// TextStream
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "blocks.h"
+#include "signature.h"
 #include "sse.h"
 #include "stop_strings.h"
 #include "utf8.h"
@@ -15,9 +20,10 @@
 
 namespace sublimate {
 
-// sse: Messages API frames. text: the whole text at the end. raw: token ids, no text (not a matter
-// of TextStream).
-enum class StreamFormat : int32_t { sse = 0, text = 1, raw = 2 };
+// sse: Messages API frames. text: all at the end, as one text, or as whole blocks if there is a
+// block format. raw: token ids, no text (not a matter of TextStream). blocks: pieces of blocks, for
+// who frames them himself.
+enum class StreamFormat : int32_t { sse = 0, text = 1, raw = 2, blocks = 3 };
 
 enum class StopReason : int32_t {
     none = 0, // still running
@@ -28,10 +34,24 @@ enum class StopReason : int32_t {
     refused,
     failed,
     scored,
+    tool_use, // the turn ended, and calls are among its blocks
 };
 
 // As the Messages API spells it, where it knows the reason; "" for none. Static storage.
 const char* stop_reason_name(StopReason reason);
+
+// What a surface frames. In order: a block is its content (text, thinking, or tool_start and then
+// arguments) up to a stop; no content is empty.
+struct StreamPiece {
+    // stop: the block ends; of thinking, `text` is its signature.
+    enum class Kind : uint8_t { text, thinking, tool_start, arguments, stop };
+    Kind kind;
+    std::string_view text; // of a tool_start, the tool's name
+    std::string_view id;   // of a tool_start
+};
+
+// Of the call with this number in a message: the same in every mode. Letters and digits only.
+std::string tool_id(std::string_view message_id, int64_t call);
 
 struct TextSettings {
     StreamFormat format = StreamFormat::sse;
@@ -40,6 +60,8 @@ struct TextSettings {
     std::string_view model;
     int64_t input_tokens = 0; // of the prompt, cached ones included
     bool chunked = false;     // sse: what collect returns is one chunk of an HTTP/1.1 body
+    std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is text
+    const Signer* signer = nullptr;                      // of thinking; null: one without a key
 };
 
 // Call order: start, then per poll: begin, [admit], push*, [finish], collect. The buffers keep
@@ -51,7 +73,7 @@ public:
     StopStatus start(const TextSettings& settings, const Vocabulary* vocabulary);
 
     // A new poll: the bytes of the previous one may be overwritten.
-    void begin() { frames_.clear(); }
+    void begin();
     // The request runs; `cached_tokens` of its prompt need no computing. For sse the stream opens.
     void admit(int64_t cached_tokens);
     // One sampled token of the answer. False: it completed a stop string, and the stream has ended:
@@ -64,9 +86,12 @@ public:
     // and its caller writes the error; with cancelled, nothing at all. No effect on a stream that
     // has ended.
     void finish(StopReason reason);
-    // Closes the poll, once. sse: whole frames, with at most one text_delta. text: the whole text
-    // once ended, else empty. Valid until the next begin, start or trim.
+    // Closes the poll, once. sse: whole frames, with at most one delta per block. text: the whole
+    // text once ended, else empty. Valid until the next begin, start or trim.
     std::string_view collect();
+    // blocks: of this poll. text, with a block format: of the whole answer, once ended. Valid as
+    // what collect returned.
+    std::span<const StreamPiece> pieces();
 
     void trim();
 
@@ -78,9 +103,15 @@ public:
     const Usage& usage() const { return usage_; }
 
 private:
+    void take_parts(std::span<const BlockPart> parts);
+    void take_part(const BlockPart& part);
     void match_from(size_t at);
-    void write_text(SseWriter& writer, size_t bytes);
-    void write_end(SseWriter& writer);
+    void open_block(BlockKind kind, std::string_view name = {});
+    void write_content(size_t bytes);
+    void close_block();
+    void write_end();
+    bool frames() const { return format_ == StreamFormat::sse; }
+    void add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id = {});
 
     const Vocabulary* vocabulary_ = nullptr;
     StreamFormat format_ = StreamFormat::sse;
@@ -88,16 +119,31 @@ private:
     StopReason reason_ = StopReason::none;
     int32_t stop_index_ = -1;
     bool admitted_ = false;
-    bool block_open_ = false;
     bool end_written_ = false;
+    std::shared_ptr<const BlockFormat> blocks_;
+    BlockSplitter splitter_;
+    Signer signer_{""};
+    BlockKind block_ = BlockKind::none; // what text_ belongs to
+    bool block_open_ = false;           // and its start was written
+    int64_t index_ = 0;                 // of the next block to be opened, or of the open one
+    int64_t calls_ = 0;
     int64_t input_tokens_ = 0;
     Usage usage_;
     Utf8Assembler assembler_;
     StopMatcher matcher_;
     std::string message_id_;
     std::string model_;
+    std::string fresh_;  // of one token, before it is taken apart
     std::string text_;   // not yet shown; its end may be held back
     std::string frames_; // of this poll
+    struct Piece {
+        StreamPiece::Kind kind;
+        size_t text_bytes;
+        size_t id_bytes;
+    };
+    std::vector<Piece> written_;
+    std::string piece_bytes_; // text and id of each
+    std::vector<StreamPiece> pieces_;
 };
 
 } // namespace sublimate

@@ -149,6 +149,38 @@ class Histogram:
     @property
     def sum(self) -> float: ...
 
+class BlockFormat:
+    """How an answer falls into text, thinking and calls of tools; core/text/blocks.h has the rules.
+    Markers and keys are those of a ToolFormat and a ThinkingFormat (sublimate.model)."""
+
+    def __init__(
+        self,
+        *,
+        tool_names: Sequence[str] = (),
+        openings: Sequence[str] = (),
+        closing: str = "",
+        name_end: str = "",
+        id_opening: str = "",
+        name_key: str = "name",
+        arguments_key: str = "arguments",
+        bare: bool = False,
+        eager: bool = False,
+        thinking_opening: str = "",
+        thinking_closing: str = "",
+        omit_thinking: bool = False,
+        begins_in: str = "",
+        marker_tokens: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        """tool_names: those that a call may name; without any there are no calls. eager: a call is
+        shown as its arguments come, which then have to be constrained to valid ones; else once it
+        is whole. omit_thinking: its blocks have a signature and no text. begins_in: "text" for a
+        prefill, "thinking" if the prompt has opened it. marker_tokens: control tokens that are
+        markers, as marker_tokens of sublimate.model.tool_formats gives them. Raises ValueError for
+        markers and names that could not be found."""
+
+def tool_id(message_id: str, call: int) -> str:
+    """Id of the call with this number, from 0, in a message."""
+
 class StreamEvent:
     """What one poll has for one request. Fields are plain; `data` is ready to send. A request that
     has nothing to say (all its text is held back or accumulates) has no event."""
@@ -167,14 +199,21 @@ class StreamEvent:
     """Rows of the step bucket that admitted the request; 0 before."""
     output_tokens: int
     """Tokens so far that are billed: up to the stop string, the stop token included."""
+    thinking_tokens: int
+    """Of output_tokens: inside thinking, markers included."""
     stop_reason: str
-    """When finished: end_turn, max_tokens, stop_sequence, cancelled, refused, failed, scored; else
-    ""."""
+    """When finished: end_turn, max_tokens, stop_sequence, tool_use (the turn ended and has calls),
+    cancelled, refused, failed, scored; else ""."""
     refuse_reason: str
     """When stop_reason is refused: too_long, queue_full, malformed; else ""."""
     stop_sequence: str | None
     text: str
-    """Non-streaming formats, when finished: the whole text."""
+    """format "text" without a block format, when finished: the whole text."""
+    pieces: list[tuple[str, str, str]]
+    """(kind, text, id), in order. format "blocks": of this poll. "text" with a block format: of the
+    whole answer, when finished. A block is its content up to a stop: ("text", text, "") or
+    ("thinking", text, ""), or ("tool_start", name, id) and then ("arguments", JSON, ""); then
+    ("stop", signature of thinking, ""). No content is empty."""
     token_ids: list[int]
     """format "raw": ids of this poll, the stop token included. Else []."""
     logprobs: list[tuple[float, list[tuple[int, float]]]]
@@ -199,9 +238,14 @@ class EdgeClient:
     """The edge's half of a region: slots, submission, cancel, and the text path. One thread
     only."""
     def __init__(
-        self, region: Region, vocabulary: Vocabulary | None, gaps: Histogram | None = None
+        self,
+        region: Region,
+        vocabulary: Vocabulary | None,
+        gaps: Histogram | None = None,
+        signature_key: bytes = b"",
     ) -> None:
-        """gaps takes the seconds between polls that brought tokens, per stream."""
+        """gaps takes the seconds between polls that brought tokens, per stream. signature_key: of
+        thinking blocks, as sign_thinking of sublimate.model.thinking has it."""
     def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
         """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or
         None if no slot is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias
@@ -219,13 +263,15 @@ class EdgeClient:
         model: str = "",
         input_tokens: int = 0,
         chunked: bool = False,
+        blocks: BlockFormat | None = None,
     ) -> None:
         """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames
-        made in C++), "text" (accumulate), "raw" (token ids, no text; the only one for score
-        requests). input_tokens is for usage, 0: the record's prompt length. chunked: the frames of
-        an event are one chunk of an HTTP/1.1 body. After submit the view must not be written.
-        Raises ValueError, and keeps the slot, if the slot is not held, the header does not fit it
-        or the stop strings are too many, too long or empty; CoreError if the engine broke the
+        made in C++), "blocks" (pieces), "text" (all at the end), "raw" (token ids, no text; the
+        only one for score requests). input_tokens is for usage, 0: the record's prompt length.
+        chunked: the frames of an event are one chunk of an HTTP/1.1 body. blocks: None, the answer
+        is one text. After submit the view must not be written. Raises ValueError, and keeps the
+        slot, if the slot is not held, the header does not fit it, the stop strings are too many,
+        too long or empty, or a block format is given for "raw"; CoreError if the engine broke the
         ring."""
     def discard(self, slot: int, generation: int) -> None:
         """Gives an acquired slot back without submitting, or a scored one without reading. Raises

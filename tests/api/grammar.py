@@ -1,10 +1,15 @@
 """The stream contract of the Messages API as a checker: the union of what real clients insist on.
 
     stream = message_start *ping *( block *ping ) message_delta message_stop   ; or error, then end
+    block  = content_block_start 1*( content_block_delta / ping ) content_block_stop
+    text: text_delta. tool_use: input_json_delta, together one object. thinking: thinking_delta
+    (none if it is omitted), then one signature_delta.
 
 defines: Event, parse_events, Folded, check_stream
 """
 
+import itertools
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +20,18 @@ TYPES = {
     *("message_delta", "message_stop", "ping", "error"),
 }
 COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-EMPTY_BLOCK = {"type": "text", "text": ""}
+EMPTY_BLOCKS = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "tool_use": {"type": "tool_use", "input": {}},
+}
+DELTAS = {
+    "text": {"text_delta": "text"},
+    "thinking": {"thinking_delta": "thinking", "signature_delta": "signature"},
+    "tool_use": {"input_json_delta": "partial_json"},
+}
+"""Per block: type of a delta -> its key."""
+STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
 
 @dataclass
@@ -93,37 +109,71 @@ def _started(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_blocks(events: list[Event], folded: Folded) -> None:
-    index = 0
-    open_block = False
+    content: list[dict[str, Any]] = []
+    folded.message["content"] = content
+    is_open = False
     for event in events:
         data = event.data
-        assert data["index"] == index, "indices have no gaps"
         if event.type == "content_block_start":
-            assert not open_block and data["content_block"] == EMPTY_BLOCK
-            open_block = True
-            folded.texts.append("")
-        elif event.type == "content_block_delta":
-            assert open_block and data["delta"]["type"] == "text_delta"
-            assert data["delta"]["text"], "no empty delta"
-            folded.texts[-1] += data["delta"]["text"]
+            assert not is_open and data["index"] == len(content), "indices have no gaps"
+            content.append(_begun(data["content_block"]))
+            is_open = True
+            continue
+        assert is_open and data["index"] == len(content) - 1
+        if event.type == "content_block_delta":
+            _add(content[-1], data["delta"])
         else:
-            assert event.type == "content_block_stop" and open_block
-            assert folded.texts[-1], "a block opens with content"
-            open_block = False
-            index += 1
-    assert not open_block, "every block is closed"
-    folded.message["content"] = [{"type": "text", "text": text} for text in folded.texts]
+            assert event.type == "content_block_stop"
+            _end(content[-1])
+            is_open = False
+    assert not is_open, "every block is closed"
+    calls = [block["id"] for block in content if block["type"] == "tool_use"]
+    assert len(set(calls)) == len(calls), "each call has an id of its own"
+    kinds = [block["type"] for block in content]
+    assert ("text", "text") not in list(itertools.pairwise(kinds)), "one text, one block"
+    folded.texts += [block["text"] for block in content if block["type"] == "text"]
+
+
+def _begun(block: dict[str, Any]) -> dict[str, Any]:
+    """The block that a start opens; its deltas gather in it."""
+    rest = dict(block)
+    if block["type"] == "tool_use":
+        assert re.fullmatch(r"[a-zA-Z0-9_-]+", rest.pop("id")) and rest.pop("name")
+    assert rest == EMPTY_BLOCKS[block["type"]], block
+    return {**block, "input": ""} if block["type"] == "tool_use" else dict(block)
+
+
+def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    key = DELTAS[block["type"]][delta["type"]]
+    assert set(delta) == {"type", key} and delta[key], "no empty delta"
+    assert not block.get("signature"), "nothing follows the signature"
+    block["input" if key == "partial_json" else key] += delta[key]
+
+
+def _end(block: dict[str, Any]) -> None:
+    if block["type"] == "tool_use":
+        block["input"] = msgspec.json.decode(block["input"])
+        assert isinstance(block["input"], dict), "arguments are an object"
+    elif block["type"] == "thinking":
+        assert block["signature"], "thinking is signed"
+    else:
+        assert block["text"], "a block opens with content"
 
 
 def _check_end(data: dict[str, Any], folded: Folded) -> None:
     for name in ("stop_reason", "stop_sequence"):
         folded.message[name] = data["delta"][name]
-    assert folded.message["stop_reason"] in ("end_turn", "max_tokens", "stop_sequence")
+    reason = folded.message["stop_reason"]
+    assert reason in STOP_REASONS
+    has_calls = any(block["type"] == "tool_use" for block in folded.message["content"])
+    assert reason != "tool_use" if not has_calls else reason != "end_turn"
     started = folded.message["usage"]
     for name in COUNTS:
         assert type(data["usage"][name]) is int, name
     for name in COUNTS[:3]:
         assert data["usage"][name] == started[name], "prompt counts are known from the start"
+    details = data["usage"].get("output_tokens_details", {"thinking_tokens": 0})
+    assert 0 <= details["thinking_tokens"] <= data["usage"]["output_tokens"]
     folded.message["usage"] = {**started, **data["usage"]}
 
 

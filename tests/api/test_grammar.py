@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from grammar import check_stream, prompt_tokens
@@ -51,6 +52,95 @@ FAULTS: dict[str, Callable[[bytes], bytes]] = {
     "unknown stop reason": swap(b'"stop_reason":"end_turn"', b'"stop_reason":"done"'),
     "an error nobody expects": lambda s: s[: s.index(b"event: content_block_stop")] + ERROR,
 }
+
+
+def block(index: int, start: str, *deltas: str, stop: bool = True) -> bytes:
+    """Frames of one block, from the inside of its JSON."""
+    events = [("content_block_start", f'"content_block":{start}')]
+    events += [("content_block_delta", f'"delta":{delta}') for delta in deltas]
+    events += [("content_block_stop", "")] if stop else []
+    return b"".join(
+        f'event: {kind}\ndata: {{"type":"{kind}","index":{index}{body and ","}{body}}}\n\n'.encode()
+        for kind, body in events
+    )
+
+
+THINKING = '{"type":"thinking","thinking":"","signature":""}'
+THOUGHT = '{"type":"thinking_delta","thinking":"hm"}'
+SIGNED = '{"type":"signature_delta","signature":"c2ln"}'
+TOOL = '{"type":"tool_use","id":"toolu_01","name":"get","input":{}}'
+OTHER = TOOL.replace("toolu_01", "toolu_02")
+TEXT = '{"type":"text","text":""}'
+WORD = '{"type":"text_delta","text":"a"}'
+
+
+def partial(json: str) -> str:
+    return '{"type":"input_json_delta","partial_json":"' + json.replace('"', '\\"') + '"}'
+
+
+CALL = block(0, TOOL, partial('{"a"'), partial(": 1}"))
+GOOD_BLOCKS: dict[str, tuple[bytes, str]] = {
+    "a call": (CALL, "tool_use"),
+    "two calls": (CALL + block(1, OTHER, partial("{}")), "tool_use"),
+    "text around a call": (
+        block(0, TEXT, WORD) + block(1, TOOL, partial("{}")) + block(2, TEXT, WORD), "tool_use",
+    ),
+    "thinking": (block(0, THINKING, THOUGHT, THOUGHT, SIGNED) + block(1, TEXT, WORD), "end_turn"),
+    "omitted thinking": (block(0, THINKING, SIGNED), "end_turn"),
+    "a cut call": (CALL, "max_tokens"),
+    "nothing": (b"", "end_turn"),
+}  # fmt: skip
+BAD_BLOCKS: dict[str, tuple[bytes, str]] = {
+    "one id twice": (CALL + block(1, TOOL, partial("{}")), "tool_use"),
+    "a gap": (CALL + block(2, OTHER, partial("{}")), "tool_use"),
+    "cut arguments": (block(0, TOOL, partial('{"a"')), "max_tokens"),
+    "arguments are a list": (block(0, TOOL, partial("[]")), "tool_use"),
+    "no arguments": (block(0, TOOL), "tool_use"),
+    "empty arguments": (block(0, TOOL, partial("{}"), partial("")), "tool_use"),
+    "input is text": (block(0, TOOL.replace("{}", '""'), partial("{}")), "tool_use"),
+    "no id": (block(0, TOOL.replace('"id":"toolu_01",', ""), partial("{}")), "tool_use"),
+    "text in a call": (block(0, TOOL, partial("{}"), WORD), "tool_use"),
+    "a call in a text": (block(0, TEXT, WORD, partial("{}")), "end_turn"),
+    "a block in a block": (block(0, TEXT, WORD, stop=False) + block(1, TEXT, WORD), "end_turn"),
+    "unsigned": (block(0, THINKING, THOUGHT), "end_turn"),
+    "thinking after its signature": (block(0, THINKING, SIGNED, THOUGHT), "end_turn"),
+    "signed twice": (block(0, THINKING, SIGNED, SIGNED), "end_turn"),
+    "start without signature": (
+        block(0, THINKING.replace(',"signature":""', ""), SIGNED), "end_turn",
+    ),
+    "an empty text": (block(0, TEXT), "end_turn"),
+    "one text in two blocks": (block(0, TEXT, WORD) + block(1, TEXT, WORD), "end_turn"),
+    "a call that ends no turn": (CALL, "end_turn"),
+    "tool_use without a call": (block(0, TEXT, WORD), "tool_use"),
+    "unknown block": (block(0, '{"type":"image"}', WORD), "end_turn"),
+}  # fmt: skip
+
+
+def with_blocks(good: bytes, blocks: bytes, reason: str) -> bytes:
+    """The good stream with other blocks in it."""
+    first = good.index(b"event: content_block_start")
+    end = good[good.index(b"event: message_delta") :]
+    assert b'"end_turn"' in end
+    return good[:first] + blocks + end.replace(b'"end_turn"', f'"{reason}"'.encode())
+
+
+@pytest.mark.parametrize("name", GOOD_BLOCKS)
+def test_good_blocks_pass(good: bytes, name: str) -> None:
+    blocks, reason = GOOD_BLOCKS[name]
+    folded = check_stream(with_blocks(good, blocks, reason))
+    assert len(folded.message["content"]) == blocks.count(b"event: content_block_stop")
+    if name == "a call":
+        call = {"type": "tool_use", "id": "toolu_01", "name": "get", "input": {"a": 1}}
+        assert folded.message["content"] == [call]
+    if name == "thinking":
+        thought = {"type": "thinking", "thinking": "hmhm", "signature": "c2ln"}
+        assert folded.message["content"][0] == thought
+
+
+@pytest.mark.parametrize("name", BAD_BLOCKS)
+def test_bad_blocks_are_seen(good: bytes, name: str) -> None:
+    with pytest.raises((AssertionError, KeyError, msgspec.DecodeError)):
+        check_stream(with_blocks(good, *BAD_BLOCKS[name]))
 
 
 @pytest.fixture(scope="module")

@@ -30,19 +30,23 @@ class Stream:
         form: str = "sse",
         admit: bool = True,
         client: _core.EdgeClient | None = None,
+        blocks: _core.BlockFormat | None = None,
+        key: bytes = b"key",
     ) -> None:
         self.loop = ring.LoopTwin(REGION)
-        self.client = client or _core.EdgeClient(REGION, _core.Vocabulary(tokens))
+        vocabulary = _core.Vocabulary(tokens)
+        self.client = client or _core.EdgeClient(REGION, vocabulary, signature_key=key)
         lease = self.client.acquire(_core.REQUEST_HEADER_WORDS + PROMPT_TOKENS)
         assert lease is not None
         self.slot, self.generation, view = lease
         self.fields(view, prompt_length=PROMPT_TOKENS, token_budget=2048, logprobs=-1, mask_slot=-1)
         self.client.submit(
             self.slot, self.generation, 7, format=form, stop_strings=stops, message_id='m"1',
-            model="a\\b\n", input_tokens=PROMPT_TOKENS,
+            model="a\\b\n", input_tokens=PROMPT_TOKENS, blocks=blocks,
         )  # fmt: skip
         assert self.loop.submission_pop() == self.slot
         self.data = b""
+        self.pieces: list[tuple[str, str, str]] = []
         if admit:
             self.push(Row(self.slot, self.generation, ring.ADMITTED, CACHED_TOKENS, detail=16))
             (event,) = self.poll()
@@ -69,6 +73,7 @@ class Stream:
         for event in events:
             assert event.key == 7
             self.data += event.data
+            self.pieces += event.pieces
         return events
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import inspect
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from .textmodel import TextModel
 
 LOG = logging.getLogger("sublimate.edge")
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
+SIGNATURE_KEY_BYTES = 32
 FOREVER_REASONS = ("hardware_not_supported", "load_failed")
 
 
@@ -66,6 +68,8 @@ class EdgeServer:
         self.version = package_version()
         self.policy_digest = _policy_digest(settings)
         self.engine: EngineLink | None = None
+        self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
+        """Of thinking blocks; a server knows its own until it restarts."""
         self.draining = False
         self.context_tokens = 0
         """Served context; of the last engine while there is none."""
@@ -240,6 +244,7 @@ class EdgeServer:
             info,
             lambda: self._engine_broke(link, on_broken),
             self.metrics.inter_token,
+            self.signature_key,
         )
         self.engine = link
         self.context_tokens = link.context_tokens

@@ -62,6 +62,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str
     model_name: str
     chunked: bool = False
+    blocks: _core.BlockFormat | None = None
+    """How the answer falls into blocks (blocks.py); None: it is one text."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 0:
@@ -86,11 +88,12 @@ class EngineLink:
         info: dict[str, Any],
         on_broken: Callable[[], None],
         gaps: _core.Histogram | None = None,
+        signature_key: bytes = b"",
     ) -> None:
         self.info = info
         self._loop = loop
         self._region = region
-        self._client = _core.EdgeClient(region, vocabulary, gaps)
+        self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
         self._on_broken = on_broken
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
@@ -149,6 +152,7 @@ class EngineLink:
                 model=request.model_name,
                 input_tokens=len(request.ids),
                 chunked=request.chunked,
+                blocks=request.blocks,
             )
         except BaseException:
             # Either the loop owns the slot or nobody does.

@@ -1,0 +1,73 @@
+// Python's view of a BlockFormat. See _core.pyi for the contract.
+//
+// defines: bind_blocks
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../text/blocks.h"
+#include "../text/text_stream.h"
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sublimate {
+
+namespace {
+
+BlockKind kind_named(std::string_view name) {
+    if (name.empty()) return BlockKind::none;
+    if (name == "text") return BlockKind::text;
+    if (name == "thinking") return BlockKind::thinking;
+    throw nb::value_error("begins_in is one of text, thinking, or empty");
+}
+
+void make_format(BlockFormat* place, std::vector<std::string> tool_names,
+                 std::vector<std::string> openings, std::string closing, std::string name_end,
+                 std::string id_opening, std::string name_key, std::string arguments_key, bool bare,
+                 bool eager, std::string thinking_opening, std::string thinking_closing,
+                 bool omit_thinking, std::string_view begins_in,
+                 std::vector<std::pair<int32_t, std::string>> marker_tokens) {
+    BlockFormat format{std::move(tool_names),
+                       std::move(openings),
+                       std::move(closing),
+                       std::move(name_end),
+                       std::move(id_opening),
+                       std::move(name_key),
+                       std::move(arguments_key),
+                       bare,
+                       eager,
+                       std::move(thinking_opening),
+                       std::move(thinking_closing),
+                       omit_thinking,
+                       kind_named(begins_in),
+                       std::move(marker_tokens)};
+    if (check_format(format) == BlockStatus::bad_marker)
+        throw nb::value_error("a marker is empty, too long, or of a kind that cannot be found");
+    if (check_format(format) == BlockStatus::bad_name)
+        throw nb::value_error("names and keys are letters, digits, '_', '-' and '.'");
+    new (place) BlockFormat(std::move(format));
+}
+
+} // namespace
+
+void bind_blocks(nb::module_& m) {
+    using Strings = std::vector<std::string>;
+    nb::class_<BlockFormat>(m, "BlockFormat")
+        .def("__init__", &make_format, nb::kw_only(), "tool_names"_a = Strings(),
+             "openings"_a = Strings(), "closing"_a = "", "name_end"_a = "", "id_opening"_a = "",
+             "name_key"_a = "name", "arguments_key"_a = "arguments", "bare"_a = false,
+             "eager"_a = false, "thinking_opening"_a = "", "thinking_closing"_a = "",
+             "omit_thinking"_a = false, "begins_in"_a = "",
+             "marker_tokens"_a = std::vector<std::pair<int32_t, std::string>>());
+    m.def("tool_id", &tool_id, "message_id"_a, "call"_a);
+}
+
+} // namespace sublimate
