@@ -143,10 +143,20 @@ void CpuModel::prepare_attention(const Step& step) {
             attention_blocks_[static_cast<size_t>(attention_block_count_++)] = {
                 s, segment.first_row + i, std::min(rows_max, segment.row_count - i)};
     }
-    // Few items: one query head each, so that the threads end together. A head's bits are its own.
-    bool few =
-        attention_block_count_ * config_.kv_heads < pool_.size() * ATTENTION_ITEMS_PER_THREAD;
-    attention_heads_ = few ? 1 : config_.group_heads();
+    attention_heads_ = attention_heads(attention_block_count_ == step.row_count);
+}
+
+// The query heads of one item: all that share keys and values, or one, so that the threads end
+// together. A head's bits are its own. Counted in what the busiest thread does: to a row alone,
+// fetching and widening a line costs as much as its products for one head.
+int32_t CpuModel::attention_heads(bool single_rows) const {
+    int32_t group = config_.group_heads();
+    int32_t fetch = single_rows ? 1 : 0;
+    int32_t items = attention_block_count_ * config_.kv_heads;
+    CHECK(items >= 1 && group >= 1);
+    int32_t together = divide_up(items, pool_.size()) * (group + fetch);
+    int32_t apart = divide_up(items * group, pool_.size()) * (1 + fetch);
+    return apart < together ? 1 : group;
 }
 
 const float* CpuModel::forward(const Step& step) {

@@ -89,6 +89,7 @@ private:
     void prepare_arithmetic(const Step& step);
     void prepare_row_blocks(const Step& step);
     void prepare_attention(const Step& step);
+    int32_t attention_heads(bool single_rows) const;
 
     // On every thread.
     void run(int32_t thread);
