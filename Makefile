@@ -49,14 +49,14 @@ test: .venv/stamp-programs
 	$(PYTEST) -m 'not reference' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
-	$(BIN)/python -m pytest -q -m reference tests/reference $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
 
 lint: .venv/stamp-dev
 	ruff check src tests
 	ruff format --check src tests
 	pyright
 	git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
-	$(BIN)/python -m pytest -q tests/unit/test_tidy.py tests/unit/test_docs.py
+	$(PYTEST) tests/unit/test_tidy.py tests/unit/test_docs.py
 
 format: .venv/stamp-dev
 	ruff check --fix-only src tests
@@ -77,7 +77,7 @@ THREADED = there_are or threads or ring or forward or weights or text
 asan tsan: .venv/stamp-environment
 	cmake --preset $@ >/dev/null
 	cmake --build --preset $@
-	SUBLIMATE_BUILD=build/$@ $(BIN)/python -m pytest -q tests/cpp $(if $(filter asan,$@),tests/sim,-k '$(THREADED)') $(ARGS)
+	SUBLIMATE_BUILD=build/$@ $(PYTEST) -n 2 tests/cpp $(if $(filter asan,$@),tests/sim,-k '$(THREADED)') $(ARGS)
 
 cuda:
 	tests/cuda/compile.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for SECONDS_EACH (default 20), starting from its corpus in tests/fuzz/corpus. With clang and
-# libFuzzer new inputs are searched; without them the corpus is replayed under AddressSanitizer by the default compiler.
+# Runs the fuzz targets for SECONDS_EACH (default 20), side by side, each from its corpus in tests/fuzz/corpus. With
+# clang and libFuzzer new inputs are searched; without them the corpus is replayed under AddressSanitizer by the default compiler.
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=${SECONDS_EACH:-20}
@@ -24,20 +24,23 @@ if command -v "$compiler" >/dev/null && echo 'int main(){return 0;}' |
     "$compiler" -x c++ -fsanitize=address - -o "$scratch/probe" 2>/dev/null; then
     cmake --preset fuzz >/dev/null
     cmake --build --preset fuzz
+    declare -A searches
     for program in build/fuzz/fuzzers/fuzz_*; do
         name=$(basename "$program" | sed 's/^fuzz_//')
-        if [ "$name" = canary ]; then
-            status=0
-            search "$program" "$name" 60 && status=1
-            grep -q 'deadly signal' "$scratch/$name.log" || status=1
-            count "$status" "canary (finds its planted fault)"
-            continue
-        fi
+        [ "$name" = canary ] && continue
+        search "$program" "$name" "$seconds" &
+        searches[$name]=$!
+    done
+    for name in "${!searches[@]}"; do
         status=0
-        search "$program" "$name" "$seconds" || status=$?
+        wait "${searches[$name]}" || status=$?
         [ "$status" = 0 ] || tail -n 40 "$scratch/$name.log"
         count "$status" "$name"
     done
+    status=0
+    search build/fuzz/fuzzers/fuzz_canary canary 60 && status=1
+    grep -q 'deadly signal' "$scratch/canary.log" || status=1
+    count "$status" "canary (finds its planted fault)"
 else
     echo "no $compiler with sanitizers here: replaying the corpus"
     cmake --preset asan >/dev/null

@@ -72,6 +72,7 @@ def test_a_bomb_ends_at_the_limit(extra: int, cuts: list[int]) -> None:
         gzip.compress(b"x") + gzip.compress(b"y"),
         gzip.compress(b"x" * 100)[:-8] + bytes(8),
     ],
+    ids=["nothing", "text", "cut", "a head only", "a byte behind", "two streams", "a wrong sum"],
 )
 def test_what_is_not_one_stream_is_refused(data: bytes) -> None:
     with pytest.raises(ApiError) as caught:
