@@ -19,7 +19,7 @@ enum RequestFlags : int32_t {
     FLAG_SCORE = 1 << 1,      // no generation: log-probability and arg-max of every prompt position
     FLAG_SCORE_DECODE = 1 << 2, // with FLAG_SCORE: use the arithmetic of generated rows
     FLAG_NO_CACHE = 1 << 3,     // neither read from nor publish to the prefix cache
-    FLAG_MASKED = 1 << 4,       // every generated row waits for its token mask (mask_slot)
+    FLAG_MASKED = 1 << 4,       // each generated token needs its mask (mask_slot) or to be free
     FLAG_SEEDED = 1 << 5, // seed was given by the client (else drawn by the edge); informative
 };
 
@@ -56,10 +56,11 @@ struct RequestHeader {
     int32_t shard_count;      // 0 or 1 unsharded
     int32_t submitted_ns_low; // monotonic clock when the edge handed it over
     int32_t submitted_ns_high;
-    int32_t reserved[29]; // zero
+    int32_t trigger_slot; // with FLAG_MASKED: tokens that end a free stretch; -1 none
+    int32_t reserved[28]; // zero
 };
 
-constexpr int32_t REQUEST_VERSION = 1;
+constexpr int32_t REQUEST_VERSION = 2;
 constexpr int32_t REQUEST_HEADER_WORDS = sizeof(RequestHeader) / sizeof(int32_t);
 
 // What a row of a step record says. One request sees ADMITTED once, then rows with TOKEN, then
@@ -78,11 +79,14 @@ enum class FinishReason : int32_t {
     budget = 2,     // token_budget reached
     cancelled = 3,
     refused = 4, // can never fit (`detail`: RefuseReason)
-    failed = 5,  // non-finite logits in this row
+    failed = 5,  // no token can be sampled (`detail`: FailReason)
     scored = 6,  // FLAG_SCORE is done; results lie in the slot
 };
 
 enum class RefuseReason : int32_t { none = 0, too_long = 1, queue_full = 2, malformed = 3 };
+
+// not_finite: the row's logits. nothing_allowed: by its token mask.
+enum class FailReason : int32_t { none = 0, not_finite = 1, nothing_allowed = 2 };
 
 // Fixed part of a row; `extra_pairs` pairs of (token id, log-probability bits) follow it.
 struct TokenRow {
@@ -122,7 +126,8 @@ static_assert(offsetof(RequestHeader, stop_tokens) == 19 * 4);
 static_assert(offsetof(RequestHeader, adapter) == 27 * 4);
 static_assert(offsetof(RequestHeader, tenant_low) == 29 * 4);
 static_assert(offsetof(RequestHeader, submitted_ns_low) == 33 * 4);
-static_assert(offsetof(RequestHeader, reserved) == 35 * 4);
+static_assert(offsetof(RequestHeader, trigger_slot) == 35 * 4);
+static_assert(offsetof(RequestHeader, reserved) == 36 * 4);
 static_assert(sizeof(TokenRow) == limits::TOKEN_ROW_WORDS * 4);
 static_assert(sizeof(StepRecord) == limits::STEP_HEADER_WORDS * 4);
 // The longest context fits the largest slot together with the scores of all its positions.

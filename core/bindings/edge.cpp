@@ -3,7 +3,7 @@
 // type. See _core.pyi for the contract.
 //
 // defines: PythonEvent, PythonClient, bind_region, bind_vocabulary, bind_histogram, bind_event,
-// bind_client, bind_edge
+// bind_masks, bind_client, bind_edge
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -149,6 +149,7 @@ struct PythonEvent {
     uint64_t first_sent_ns;
     const char* stop_reason;
     const char* refuse_reason;
+    const char* fail_reason;
     nb::object data;
     nb::object text;
     nb::object pieces;
@@ -167,6 +168,18 @@ const char* refuse_reason_name(RefuseReason reason) {
         return "queue_full";
     case RefuseReason::malformed:
         return "malformed";
+    }
+    return "";
+}
+
+const char* fail_reason_name(FailReason reason) {
+    switch (reason) {
+    case FailReason::none:
+        return "";
+    case FailReason::not_finite:
+        return "not_finite";
+    case FailReason::nothing_allowed:
+        return "nothing_allowed";
     }
     return "";
 }
@@ -236,6 +249,7 @@ PythonEvent python_event(const StreamEvent& event) {
             event.first_sent_ns,
             stop_reason_name(event.reason),
             refuse_reason_name(event.refuse_reason),
+            fail_reason_name(event.fail_reason),
             nb::bytes(event.data.data(), event.data.size()),
             nb::str(event.text.data(), event.text.size()),
             piece_list(event.pieces),
@@ -256,6 +270,7 @@ void bind_event(nb::module_& m) {
         .def_ro("bucket_rows", &PythonEvent::bucket_rows)
         .def_ro("stop_reason", &PythonEvent::stop_reason)
         .def_ro("refuse_reason", &PythonEvent::refuse_reason)
+        .def_ro("fail_reason", &PythonEvent::fail_reason)
         .def_ro("stop_sequence", &PythonEvent::stop_sequence)
         .def_ro("text", &PythonEvent::text)
         .def_ro("pieces", &PythonEvent::pieces)
@@ -274,7 +289,7 @@ void bind_event(nb::module_& m) {
 using Int32View = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 using Int32Array = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 using Float32Array = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
-using MaskArray = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MaskView = nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>;
 
 // The client with the Python objects whose memory it uses.
 struct PythonClient {
@@ -320,6 +335,12 @@ nb::object acquire_slot(PythonClient& self, int64_t words) {
     return nb::make_tuple(lease.slot, lease.generation, view.cast());
 }
 
+nb::object mask_view(PythonClient& self, int32_t mask_slot) {
+    std::span<uint32_t> words = self.client.mask_words(mask_slot);
+    if (words.empty()) raise_unless_ok(ClientStatus::bad_mask);
+    return MaskView(words.data(), {words.size()}, self.region).cast();
+}
+
 void submit_slot(PythonClient& self, int32_t slot, int32_t generation, int64_t key,
                  std::string_view format, const std::vector<std::string>& stop_strings,
                  const std::string& message_id, const std::string& model, int64_t input_tokens,
@@ -361,8 +382,33 @@ nb::object read_scores(PythonClient& self, int32_t slot, int32_t generation) {
                           owned_array<int32_t, Int32Array>(std::move(best)));
 }
 
+void bind_masks(nb::class_<PythonClient>& client) {
+    client
+        .def(
+            "publish_mask",
+            [](PythonClient& self, int32_t mask_slot, uint32_t index) {
+                raise_unless_ok(self.client.publish_mask(mask_slot, index));
+            },
+            "mask_slot"_a, "index"_a)
+        .def(
+            "publish_free",
+            [](PythonClient& self, int32_t mask_slot, uint32_t index) {
+                raise_unless_ok(self.client.publish_free(mask_slot, index));
+            },
+            "mask_slot"_a, "index"_a)
+        .def(
+            "clear_mask",
+            [](PythonClient& self, int32_t mask_slot) {
+                raise_unless_ok(self.client.clear_mask(mask_slot));
+            },
+            "mask_slot"_a)
+        .def("mask_words", &mask_view, "mask_slot"_a);
+}
+
 void bind_client(nb::module_& m) {
-    nb::class_<PythonClient>(m, "EdgeClient")
+    nb::class_<PythonClient> client(m, "EdgeClient");
+    bind_masks(client);
+    client
         .def(
             "__init__",
             [](PythonClient* place, nb::handle_t<Region> region, nb::object vocabulary,
@@ -408,13 +454,6 @@ void bind_client(nb::module_& m) {
             "slot"_a, "generation"_a)
         .def("poll", &poll_events)
         .def("scores", &read_scores, "slot"_a, "generation"_a)
-        .def(
-            "publish_mask",
-            [](PythonClient& self, int32_t mask_slot, uint32_t index, const MaskArray& mask) {
-                raise_unless_ok(
-                    self.client.publish_mask(mask_slot, index, {mask.data(), mask.size()}));
-            },
-            "mask_slot"_a, "index"_a, "mask"_a)
         .def("sleep_prepare", [](PythonClient& self) { return self.client.sleep_prepare(); })
         .def("clear_bell", [](PythonClient& self) { self.client.clear_bell(); })
         .def_prop_ro("in_flight", [](const PythonClient& self) { return self.client.in_flight(); })

@@ -116,6 +116,7 @@ constexpr RequestField REQUEST_FIELDS[] = {
     FIELD(shard_count),
     FIELD(submitted_ns_low),
     FIELD(submitted_ns_high),
+    FIELD(trigger_slot),
     FIELD(reserved),
 };
 #undef FIELD

@@ -197,6 +197,12 @@ uint64_t Engine::submissions() const {
     return sum;
 }
 
+bool Engine::work_arrived(uint64_t submitted_before) const {
+    return submissions() != submitted_before || loop_->mask_arrived() ||
+           commands_pending_.load(std::memory_order_acquire) ||
+           stopping_.load(std::memory_order_acquire);
+}
+
 // A short spin only where a core is spare: on a machine whose cores all compute, spinning would
 // take the time of the edge that is about to ring.
 //
@@ -206,8 +212,7 @@ uint64_t Engine::submissions() const {
 void Engine::sleep_until_work(uint64_t submitted_before) {
     static const bool spare_core = std::thread::hardware_concurrency() > 2;
     for (int32_t i = 0; spare_core && i < limits::SPIN_ROUNDS; i++) {
-        if (submissions() != submitted_before || commands_pending_.load(std::memory_order_acquire))
-            return;
+        if (work_arrived(submitted_before)) return;
         __builtin_ia32_pause();
     }
     pollfd waits[limits::EDGES_MAX + 1];
@@ -218,9 +223,7 @@ void Engine::sleep_until_work(uint64_t submitted_before) {
         sleep_announce(&region->view().control->engine_sleeping);
         waits[count++] = {region->bell_fd(Bell::submission), POLLIN, 0};
     }
-    bool work = submissions() != submitted_before ||
-                commands_pending_.load(std::memory_order_acquire) ||
-                stopping_.load(std::memory_order_acquire);
+    bool work = work_arrived(submitted_before);
     bool blocked = loop_->has_requests() || submissions_pending();
     int timeout_ms = blocked ? BLOCKED_POLL_MS : loop_->at_rest() ? FOREVER_MS : SETTLING_POLL_MS;
     if (!work) poll(waits, count, timeout_ms);

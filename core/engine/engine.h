@@ -28,6 +28,7 @@ public:
     virtual void detach(int32_t edge) = 0;
     virtual bool run_once() = 0;           // false: nothing to do until a bell rings
     virtual bool has_requests() const = 0; // accepted requests without a terminal row
+    virtual bool mask_arrived() const = 0; // for a row that waits for it
     virtual bool at_rest() = 0;            // and its published figures say so
     virtual void warm_up() = 0;
     virtual void place_threads() = 0; // on the thread that will run the loop, before it does
@@ -73,6 +74,7 @@ private:
     void apply_locked();
     bool submissions_pending() const;
     uint64_t submissions() const; // made by all attached edges since they attached
+    bool work_arrived(uint64_t submitted_before) const;
     void sleep_until_work(uint64_t submitted_before);
     void beat();
 

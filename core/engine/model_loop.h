@@ -40,6 +40,7 @@ public:
     void attach(int32_t edge, const RegionView& view) override { loop_.attach(edge, view); }
     void detach(int32_t edge) override { loop_.detach(edge); }
     bool has_requests() const override { return loop_.outstanding() > 0; }
+    bool mask_arrived() const override { return loop_.mask_arrived(); }
     StatsPage stats() const override { return loop_.totals(); }
 
     StepCost cost() const override { return loop_.state().cost; }

@@ -49,6 +49,11 @@ enum class Fault : int32_t {
     draft_beyond_budget,
     draft_page_kept,
     draft_for_masked,
+    stale_freedom_used,
+    trigger_ignored,
+    draft_past_trigger,
+    late_row_kept,
+    late_row_spins,
     count,
 };
 
@@ -91,6 +96,11 @@ constexpr const char* FAULT_NAMES[static_cast<int32_t>(Fault::count)] = {
     "draft_beyond_budget",
     "draft_page_kept",
     "draft_for_masked",
+    "stale_freedom_used",
+    "trigger_ignored",
+    "draft_past_trigger",
+    "late_row_kept",
+    "late_row_spins",
 };
 
 #if defined(SUBLIMATE_FAULTS)

@@ -84,7 +84,8 @@ SUBLIMATE_HD inline void accept(LoopState& loop, int32_t e, int32_t slot) {
     s.queued_step = loop.iterations;
     s.tried_changes = 0;
     s.accepted_ns = loop.last_ns;
-    s.computed = s.generated = s.waited_steps = s.cached_tokens = 0;
+    s.computed = s.generated = s.waited_steps = s.cached_tokens = s.mask_misses = 0;
+    s.unmasked = false;
     s.table_row = -1;
     loop.queue[loop.queue_count++] = index;
     edge.live++;

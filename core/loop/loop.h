@@ -48,8 +48,8 @@ public:
     }
 
     // One iteration, at most one step. Returns whether there was anything to do; if not, the caller
-    // may sleep until a bell rings, but while outstanding() > 0 for no longer than
-    // BLOCKED_TICK_MAX_NS.
+    // may sleep until a bell rings, unless mask_arrived(), but while outstanding() > 0 for no
+    // longer than BLOCKED_TICK_MAX_NS.
     bool run_once() {
         begin_iteration(state_, clock_.now_ns());
         bool worked = drain(state_);
@@ -97,6 +97,15 @@ public:
     int32_t waiting() const { return state_.queue_count; }
     int32_t outstanding() const { // requests that have not seen their terminal row
         return state_.config.sequences_max + state_.config.queue_max - state_.free_count;
+    }
+    // Whether a row that waits for its mask could be sampled by now.
+    bool mask_arrived() const {
+        for (int32_t i = 0; i < state_.running_count; i++) {
+            const Sequence& s = state_.sequences[state_.running[i]];
+            if (s.state != State::waiting_mask || !state_.edges[s.edge].room) continue;
+            if (mask_needed(state_, s) != MaskState::missing) return true;
+        }
+        return false;
     }
     uint64_t step_count() const { return state_.step_count; }
     StatsPage totals() const { return loop_totals(state_); }

@@ -42,6 +42,7 @@ struct LoopConfig {
 struct LogitTask {
     int32_t sequence;
     int32_t position;
+    MaskState mask; // as the sampler met it
 };
 
 struct LoopMemory {

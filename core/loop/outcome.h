@@ -1,6 +1,6 @@
 // The last part of an iteration: what a step means for its sequences. sample -> stop -> publish.
 //
-// defines: sample_task, stop, publish
+// defines: sample_task, wait_for_mask, stop, publish
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,13 @@ SUBLIMATE_HD inline void sample_task(LoopState& loop, const SamplerOps& ops,
     }
     const RegionView& view = loop.edges[s.edge].view;
     const int32_t* words = view.slot_memory(s.header.slot);
-    bool masked = (s.header.flags & FLAG_MASKED) != 0;
+    MaskState mask = mask_needed(loop, s);
+    loop.tasks[task].mask = mask;
+    if (mask == MaskState::missing) {
+        loop.samples[task].token = SAMPLE_MASK_MISSING;
+        return;
+    }
+    bool masked = mask == MaskState::ready;
     SampleRequest request = {&s.header, bias_words(words, s.header),
                              masked ? mask_bits(view, s.header.mask_slot) : nullptr,
                              loop.config.vocabulary, position + 1};
@@ -50,12 +56,17 @@ SUBLIMATE_HD inline void store_scores(LoopState& loop, const Sequence& s, int32_
     }
 }
 
-SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, const Sample& sample) {
+SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, int32_t task) {
     Sequence& s = loop.sequences[index];
     Edge& edge = loop.edges[s.edge];
+    const Sample& sample = loop.samples[task];
     CHECK(sample.token >= 0 && sample.token < loop.config.vocabulary);
+    CHECK(loop.tasks[task].sequence == index && loop.tasks[task].mask != MaskState::missing);
     s.next_token = sample.token;
     s.generated++;
+    s.mask_misses = 0;
+    s.unmasked = loop.tasks[task].mask == MaskState::free;
+    if (is_trigger(loop, s, sample.token) && !fault(Fault::trigger_ignored)) s.unmasked = false;
     edge.counters.generated_tokens++;
     FinishReason why = stop_reason(s.header, sample.token, s.generated, loop.config.context_tokens);
     TokenRow row = terminal_row(s, why);
@@ -70,6 +81,31 @@ SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, const Samp
     if (s.state == State::prefill) move_to(s, State::decode);
 }
 
+// token: of the sample that is none.
+SUBLIMATE_HD inline void fail(LoopState& loop, int32_t index, int32_t token) {
+    const Sequence& s = loop.sequences[index];
+    FailReason why =
+        token == SAMPLE_NOTHING_ALLOWED ? FailReason::nothing_allowed : FailReason::not_finite;
+    TokenRow row = terminal_row(s, FinishReason::failed);
+    row.detail = static_cast<int32_t>(why);
+    loop.edges[s.edge].counters.failed++;
+    finish(loop, index, row, nullptr);
+}
+
+// The last row was computed and cannot be sampled yet: as if it had not run. What a prompt computed
+// before it stays.
+SUBLIMATE_HD inline void wait_for_mask(LoopState& loop, int32_t index, int32_t rows) {
+    Sequence& s = loop.sequences[index];
+    CHECK(rows >= 1 && (s.state == State::prefill || rows == 1));
+    int32_t before = s.computed;
+    s.computed += fault(Fault::late_row_kept) ? rows : rows - 1;
+    loop.kv.commit(s.table, before, s.computed);
+    loop.kv.take_back(s.table, s.computed);
+    loop.edges[s.edge].counters.mask_waits++;
+    s.mask_misses++;
+    move_to(s, State::waiting_mask);
+}
+
 // Commits what the step computed for one sequence, then says what follows from it.
 SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, int32_t first_task,
                                  int32_t end_task, bool failed) {
@@ -77,8 +113,7 @@ SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, i
     int32_t before = s.computed;
     s.computed += rows;
     if (failed) {
-        loop.edges[s.edge].counters.failed++;
-        finish(loop, index, terminal_row(s, FinishReason::failed), nullptr);
+        fail(loop, index, end_task > first_task ? loop.samples[end_task - 1].token : 0);
         return;
     }
     int32_t ahead = fault(Fault::publish_before_computed) ? limits::PAGE_TOKENS - 1 : 0;
@@ -95,7 +130,7 @@ SUBLIMATE_HD inline void advance(LoopState& loop, int32_t index, int32_t rows, i
         return;
     }
     CHECK_BECAUSE(end_task == first_task + 1, "one row of a prompt is sampled");
-    accept_token(loop, index, loop.samples[first_task]);
+    accept_token(loop, index, first_task);
 }
 
 // The same for a sequence that decodes: of its rows, the ones behind a wrong draft never were.
@@ -113,10 +148,8 @@ SUBLIMATE_HD inline void advance_decode(LoopState& loop, int32_t index, int32_t 
     int32_t wrong = fault(Fault::draft_published) ? end_task - first_task - rows : 0;
     if (!failed) loop.kv.commit(s.table, before, s.computed + wrong);
     loop.kv.take_back(s.table, s.computed);
-    for (int32_t i = 0; i < tokens; i++) accept_token(loop, index, loop.samples[first_task + i]);
-    if (!failed) return;
-    counters.failed++;
-    finish(loop, index, terminal_row(s, FinishReason::failed), nullptr);
+    for (int32_t i = 0; i < tokens; i++) accept_token(loop, index, first_task + i);
+    if (failed) fail(loop, index, loop.samples[first_task + tokens].token);
 }
 
 SUBLIMATE_HD inline bool rows_succeeded(const LoopState& loop, int32_t first_task,
@@ -134,6 +167,10 @@ SUBLIMATE_HD inline void stop(LoopState& loop) {
         int32_t index = planned_sequence(loop, i);
         int32_t first = task;
         while (task < loop.task_count && loop.tasks[task].sequence == index) task++;
+        if (task > first && loop.samples[task - 1].token == SAMPLE_MASK_MISSING) {
+            wait_for_mask(loop, index, loop.plan->entries[i].rows);
+            continue;
+        }
         bool killed = fault(Fault::nan_kills_neighbours) && poisoned;
         bool failed = !rows_succeeded(loop, first, task);
         poisoned |= failed;

@@ -1,6 +1,12 @@
 // The middle of an iteration: which rows run, and the step they make. schedule -> lay out.
 //
-// defines: mask_is_ready, add_candidate, planned_sequence, schedule_rows, lay_out_step
+// A masked row does not wait for its mask: it runs, and the mask is looked at when its logits are
+// there, so that both are computed at the same time. If it is missing then, the row runs again: at
+// once in a row that the plan of the others left free, but MASK_MISSES_MAX times in all and never
+// without others; else when its mask has come.
+//
+// defines: MASK_MISSES_MAX, add_candidate, planned_sequence, add_late_rows, schedule_rows,
+// lay_out_step
 #pragma once
 
 #include <cstdint>
@@ -12,14 +18,7 @@
 
 namespace sublimate {
 
-// Whether the next generated token of the sequence may be sampled now.
-SUBLIMATE_HD inline bool mask_is_ready(const LoopState& loop, const Sequence& s) {
-    if ((s.header.flags & FLAG_MASKED) == 0 || is_score(s.header)) return true;
-    if (s.header.token_budget == 0) return true;
-    const RegionView& view = loop.edges[s.edge].view;
-    if (fault(Fault::stale_mask_used) && s.generated > 0) return true;
-    return mask_ready(view, s.header.mask_slot, static_cast<uint32_t>(s.generated));
-}
+constexpr int32_t MASK_MISSES_MAX = 2;
 
 SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
     Sequence& s = loop.sequences[index];
@@ -38,13 +37,6 @@ SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
         prompt_left -= adopted;
         edge.counters.cached_tokens += static_cast<uint64_t>(adopted);
     }
-    bool ready = mask_is_ready(loop, s);
-    int32_t rows = in_prompt ? prompt_left - (ready ? 0 : 1) : (ready ? 1 : 0);
-    if (rows <= 0) {
-        edge.counters.mask_waits++;
-        if (s.state != State::waiting_mask) move_to(s, State::waiting_mask);
-        return;
-    }
     State next = in_prompt ? State::prefill : State::decode;
     if (s.state == State::waiting_mask) move_to(s, next);
     CHECK(s.state == next);
@@ -54,9 +46,8 @@ SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
          s.header.profile,
          !in_prompt,
          is_score(s.header),
-         rows == prompt_left,
          s.computed,
-         rows,
+         in_prompt ? prompt_left : 1,
          s.header.prompt_length - s.cached_tokens,
          s.waited_steps,
          s.arrival,
@@ -84,6 +75,23 @@ SUBLIMATE_HD inline void age_candidates(LoopState& loop) {
     }
 }
 
+// held: by place in `running`, rows whose mask was missing when they ran and still is. Each is one
+// row, of a prompt the last one.
+SUBLIMATE_HD inline void add_late_rows(LoopState& loop, const bool* held) {
+    Plan& plan = *loop.plan;
+    if (plan.rows == 0 && !fault(Fault::late_row_spins)) return;
+    for (int32_t i = 0; i < loop.running_count; i++) {
+        if (!held[i] || loop.sequences[loop.running[i]].mask_misses >= MASK_MISSES_MAX) continue;
+        if (plan.rows >= plan.rows_max || plan.logit_rows >= limits::LOGIT_ROWS_MAX) return;
+        int32_t candidate = loop.candidate_count;
+        add_candidate(loop, loop.running[i]);
+        if (loop.candidate_count == candidate) continue;
+        CHECK(loop.candidates[candidate].rows_left == 1);
+        scheduling::add_entry(plan, candidate, 1, 1);
+        plan.late_rows++;
+    }
+}
+
 SUBLIMATE_HD inline int32_t longest_context(const LoopState& loop) {
     int32_t longest = 1;
     for (int32_t i = 0; i < loop.plan->count; i++) {
@@ -95,12 +103,18 @@ SUBLIMATE_HD inline int32_t longest_context(const LoopState& loop) {
 }
 
 SUBLIMATE_HD inline void schedule_rows(LoopState& loop) {
+    bool held[limits::SEQUENCES_MAX]; // as seen once: the edge may publish meanwhile
     loop.candidate_count = 0;
-    for (int32_t i = 0; i < loop.running_count; i++) add_candidate(loop, loop.running[i]);
+    for (int32_t i = 0; i < loop.running_count; i++) {
+        const Sequence& s = loop.sequences[loop.running[i]];
+        held[i] = s.mask_misses > 0 && mask_needed(loop, s) == MaskState::missing;
+        if (!held[i]) add_candidate(loop, loop.running[i]);
+    }
     ScheduleView view = {loop.candidates, loop.candidate_count, {}};
     for (int32_t p = 0; p < limits::PRIORITIES_MAX; p++)
         view.prefill_waited[p] = loop.prefill_waited[p];
     schedule(view, loop.config.policy, loop.cost, *loop.plan);
+    add_late_rows(loop, held);
     plan_drafts(loop);
     age_candidates(loop);
     loop.bucket = {};
@@ -138,8 +152,8 @@ SUBLIMATE_HD inline void lay_out(LoopState& loop, int32_t index, int32_t rows, i
         if (!wanted) continue;
         CHECK(loop.task_count < limits::LOGIT_ROWS_MAX);
         loop.logit_rows[loop.task_count] = first_row + i;
-        loop.tasks[loop.task_count++] = {
-            index, fault(Fault::draft_position) && !in_prompt ? s.computed : position};
+        int32_t of = fault(Fault::draft_position) && !in_prompt ? s.computed : position;
+        loop.tasks[loop.task_count++] = {index, of, MaskState::free};
     }
     if (fault(Fault::off_by_one_position) && s.generated == 2)
         loop.positions[first_row] = s.computed - 1;
@@ -177,7 +191,7 @@ SUBLIMATE_HD inline Step lay_out_step(LoopState& loop) {
 SUBLIMATE_HD inline void follow_cost(LoopState& loop, int64_t took_ns) {
     const Plan& plan = *loop.plan;
     CHECK(plan.rows > 0 && plan.decode_ps >= 0 && plan.prefill_ps >= 0);
-    if (plan.draft_rows > 0 || plan.decode_ps == 0 || took_ns <= 0) return;
+    if (plan.draft_rows + plan.late_rows > 0 || plan.decode_ps == 0 || took_ns <= 0) return;
     constexpr int64_t PS_PER_NS = 1000;
     constexpr int64_t LONGEST_NS = INT64_MAX / PS_PER_NS;
     int64_t took_ps = (took_ns < LONGEST_NS ? took_ns : LONGEST_NS) * PS_PER_NS;

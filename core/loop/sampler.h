@@ -7,7 +7,8 @@
 // keyed by (seed, position). Log-probabilities are those of the untransformed row. A greedy row
 // without any of these is one finite check and one argmax.
 //
-// defines: SampleRequest, SampleScratch, Sample, needs_transform, transform, sample_row, score_row
+// defines: SampleRequest, SampleScratch, SAMPLE_*, Sample, needs_transform, transform, sample_row,
+// score_row
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,13 @@ struct SampleScratch {
     SelectScratch select;
 };
 
+// In place of a token.
+constexpr int32_t SAMPLE_NOT_FINITE = -1;
+constexpr int32_t SAMPLE_NOTHING_ALLOWED = -2; // by the mask
+constexpr int32_t SAMPLE_MASK_MISSING = -3;    // not sampled: the row runs again
+
 struct Sample {
-    int32_t token; // -1: the row failed (non-finite logits, or no token allowed)
+    int32_t token; // or SAMPLE_*
     float logprob;
     int32_t alternatives;
     int32_t ids[limits::LOGPROBS_MAX];
@@ -97,6 +103,18 @@ SUBLIMATE_HD inline void apply_penalties(const SampleRequest& request, History&&
     for (int32_t i = first; i < request.position; i++) scratch.counts[history(i)] = 0;
 }
 
+SUBLIMATE_HD inline void apply_mask(const uint32_t* mask, int32_t vocabulary, float* logits) {
+    constexpr int32_t BITS = 32;
+    for (int32_t first = 0; first < vocabulary; first += BITS) {
+        uint32_t bits = *static_cast<const volatile uint32_t*>(mask + first / BITS); // once
+        if (bits == ~0u) continue;
+        int32_t count = vocabulary - first < BITS ? vocabulary - first : BITS;
+        for (int32_t i = 0; i < count; i++) {
+            if ((bits >> i & 1u) == 0) logits[first + i] = MINUS_INFINITY;
+        }
+    }
+}
+
 template <class History>
 SUBLIMATE_HD inline void transform(const float* logits, const SampleRequest& request,
                                    History&& history, const SampleScratch& scratch) {
@@ -111,9 +129,7 @@ SUBLIMATE_HD inline void transform(const float* logits, const SampleRequest& req
         scratch.logits[id] = clamp_logit(scratch.logits[id] + bits_float(word));
     }
     if (request.mask == nullptr || fault(Fault::mask_ignored)) return;
-    for (int32_t id = 0; id < request.vocabulary; id++) {
-        if ((request.mask[id / 32] >> (id % 32) & 1u) == 0) scratch.logits[id] = MINUS_INFINITY;
-    }
+    apply_mask(request.mask, request.vocabulary, scratch.logits);
 }
 
 // The token, from transformed logits; -1 if none is allowed.
@@ -177,7 +193,7 @@ SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
                                     const SampleRequest& request, History&& history,
                                     const SampleScratch& scratch, Sample& sample) {
     CHECK(request.vocabulary >= 1 && request.position >= 1);
-    sample.token = -1;
+    sample.token = SAMPLE_NOT_FINITE;
     sample.logprob = 0.0f;
     sample.alternatives = 0;
     if (!ops.all_finite(logits, request.vocabulary) && !fault(Fault::nan_accepted)) return;
@@ -187,7 +203,10 @@ SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
         used = scratch.logits;
     }
     int32_t token = choose_token(ops, used, request, scratch);
-    if (token < 0 || token >= request.vocabulary) return;
+    if (token < 0 || token >= request.vocabulary) {
+        if (request.mask != nullptr) sample.token = SAMPLE_NOTHING_ALLOWED;
+        return;
+    }
     sample.token = token;
     if (request.header->logprobs >= 0)
         fill_logprobs(ops, logits, request.vocabulary, request.header->logprobs, sample);
@@ -196,7 +215,7 @@ SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
 // For FLAG_SCORE: the log-probability of `next` and the arg-max (in ids[0]) of a prompt row.
 SUBLIMATE_HD inline void score_row(const SamplerOps& ops, const float* logits, int32_t vocabulary,
                                    int32_t next, Sample& sample) {
-    sample.token = -1;
+    sample.token = SAMPLE_NOT_FINITE;
     sample.alternatives = 0;
     if (!ops.all_finite(logits, vocabulary)) return;
     sample.token = next;

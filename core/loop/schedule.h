@@ -98,16 +98,15 @@ SUBLIMATE_HD constexpr bool sane_policy(const Policy& policy) {
 }
 static_assert(sane_policy(DEFAULT_POLICY));
 
-// A sequence that could run in this step. Whoever waits for a mask or for room in its ring is not
-// listed.
+// A sequence that could run in this step. Whoever waits for room in its ring is not listed, nor is
+// a row that would only wait for its mask.
 struct Candidate {
     int32_t sequence; // the caller's index
     int32_t profile;
     bool decode;          // one row; else prompt rows
     bool score;           // each prompt row needs its logits
-    bool ends_prompt;     // rows_left reaches the end of the prompt, whose row needs its logits
     int32_t position;     // of the first row
-    int32_t rows_left;    // prompt rows that may run now, >= 1
+    int32_t rows_left;    // to the end of the prompt, whose row needs its logits; >= 1
     int32_t prompt_rows;  // that the prompt computes in all: those that no cache had
     int32_t waited_steps; // since its last row
     uint64_t arrival;
@@ -131,6 +130,7 @@ struct Plan {
     int32_t prefill_rows;
     int32_t prefill_profiles; // bit per profile whose prompts got rows
     int32_t rows_max;         // row budget of the step
+    int32_t late_rows;        // of `rows`, added by add_late_rows: one in each of the last entries
     int32_t draft_rows;       // of `rows`, added by plan_drafts
     int64_t decode_ps;        // cost of the step's decode rows alone; 0 without any
     int64_t prefill_ps;       // what its prompt rows cost besides
@@ -327,7 +327,7 @@ SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, const StepCost& 
         if (same_page_planned(view, plan, c.page_hash)) continue;
         int32_t logits_left = limits::LOGIT_ROWS_MAX - plan.logit_rows;
         int32_t rows = chunk_rows(c, cost, room, c.score ? logits_left : room.rows);
-        bool ends = c.ends_prompt && rows == c.rows_left;
+        bool ends = rows == c.rows_left;
         if (rows < 1 || (ends && logits_left < 1)) continue;
         add_entry(plan, next, rows, c.score ? rows : (ends ? 1 : 0));
         int64_t cost_ps = prompt_rows_cost(cost, c.position, rows);
@@ -352,7 +352,7 @@ SUBLIMATE_HD inline void schedule(const ScheduleView& view, const Policy& policy
     Totals totals = count_candidates(view, policy);
     Budget budget = row_budget(totals, policy);
     plan.rows_max = budget.rows;
-    plan.draft_rows = 0;
+    plan.late_rows = plan.draft_rows = 0;
     plan_decodes(view, policy, cost, totals, budget.rows - budget.prefill_kept, plan);
     int64_t time_ps = prefill_budget_ps(view, policy, cost, totals, plan);
     bool tried[PROFILES] = {};

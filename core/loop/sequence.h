@@ -3,9 +3,9 @@
 //   free -> queued -> prefill <-> waiting_mask <-> decode
 //              \________\______________|____________/____> draining -> free
 //
-// `queued` holds no pages. `draining` holds no pages either: only its terminal row is still to be
-// published, because the edge's token ring had no room. A transition outside the table is a bug and
-// aborts.
+// `waiting_mask`: its last row was computed, but not sampled for want of its token mask. `queued`
+// holds no pages. `draining` holds no pages either: only its terminal row is still to be published,
+// because the edge's token ring had no room. A transition outside the table is a bug and aborts.
 //
 // defines: State, transition_allowed, Sequence, move_to
 #pragma once
@@ -47,6 +47,8 @@ struct Sequence {
     int32_t generated;      // tokens sampled so far
     int32_t next_token;     // sampled, not yet computed; in decode only
     int32_t waited_steps;   // steps since it last got a row
+    int32_t mask_misses;    // rows in a row that were computed before their mask was there
+    bool unmasked;          // no mask is needed, until a trigger is sampled
     int32_t table_row;      // row of the step's page tables; -1 while queued
     uint64_t arrival;       // order of acceptance
     uint64_t queued_step;   // step count at acceptance, for ageing

@@ -35,7 +35,8 @@ SUBLIMATE_HD inline int32_t history_token(const LoopState& loop, const Sequence&
 
 // A mask exists for one token only.
 SUBLIMATE_HD inline bool may_draft(const LoopState& loop, const Sequence& s) {
-    bool masked = (s.header.flags & FLAG_MASKED) != 0 && !fault(Fault::draft_for_masked);
+    bool masked = (s.header.flags & FLAG_MASKED) != 0 && !s.unmasked;
+    if (fault(Fault::draft_for_masked)) masked = false;
     return loop.config.speculation && s.state == State::decode && !masked;
 }
 
@@ -147,7 +148,8 @@ SUBLIMATE_HD inline void plan_drafts(LoopState& loop) {
 }
 
 // Of the rows [first_task, end_task) of a decoding sequence, those that count: up to the first
-// whose token ends the request, is none, or is not the draft in the row behind it.
+// whose token ends the request or its freedom from masks, is none, or is not the draft in the row
+// behind it.
 SUBLIMATE_HD inline int32_t rows_confirmed(const LoopState& loop, const Sequence& s,
                                            int32_t first_task, int32_t end_task) {
     CHECK_BECAUSE(end_task > first_task, "a decoding sequence samples in each of its steps");
@@ -160,6 +162,7 @@ SUBLIMATE_HD inline int32_t rows_confirmed(const LoopState& loop, const Sequence
         FinishReason why =
             stop_reason(s.header, token, s.generated + rows, loop.config.context_tokens);
         if (why != FinishReason::none) break;
+        if (is_trigger(loop, s, token) && !fault(Fault::draft_past_trigger)) break;
     }
     return rows;
 }

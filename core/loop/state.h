@@ -1,7 +1,8 @@
 // Everything a loop knows, as one plain struct, and the few operations that more than one phase
 // needs: how a request ends, and how an edge ends.
 //
-// defines: LoopState, state_start, prompt, terminal_row, remove_from, set_free, finish, lose
+// defines: LoopState, state_start, prompt, mask_needed, is_trigger, terminal_row, remove_from,
+// set_free, finish, lose
 #pragma once
 
 #include <cstdint>
@@ -63,6 +64,27 @@ SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
 SUBLIMATE_HD inline PromptTokens prompt(const LoopState& loop, const Sequence& s) {
     return prompt_tokens(loop.edges[s.edge].view.slot_memory(s.header.slot), s.header,
                          loop.config.vocabulary);
+}
+
+// How the next token of the sequence may be sampled: freely, with its mask, or not yet.
+SUBLIMATE_HD inline MaskState mask_needed(const LoopState& loop, const Sequence& s) {
+    const RequestHeader& h = s.header;
+    if ((h.flags & FLAG_MASKED) == 0 || is_score(h) || h.token_budget == 0 || s.unmasked)
+        return MaskState::free;
+    if (fault(Fault::stale_mask_used) && s.generated > 0) return MaskState::ready;
+    const RegionView& view = loop.edges[s.edge].view;
+    bool any = fault(Fault::stale_freedom_used) &&
+               (load_acquire(&view.mask_ready[h.mask_slot]) & MASK_FREE) != 0;
+    if (any) return MaskState::free;
+    return mask_state(view, h.mask_slot, static_cast<uint32_t>(s.generated));
+}
+
+// Whether this token, sampled while the sequence is free, ends that.
+SUBLIMATE_HD inline bool is_trigger(const LoopState& loop, const Sequence& s, int32_t token) {
+    const RequestHeader& h = s.header;
+    if ((h.flags & FLAG_MASKED) == 0 || h.trigger_slot < 0 || !s.unmasked) return false;
+    CHECK(token >= 0 && token < loop.config.vocabulary);
+    return mask_has(mask_bits(loop.edges[s.edge].view, h.trigger_slot), token);
 }
 
 SUBLIMATE_HD inline TokenRow terminal_row(const Sequence& s, FinishReason why) {

@@ -5,7 +5,7 @@
 //   Slots::acquire -> record in slot memory
 //   submission_push (release)              ------>  submission_pop (acquire)
 //   cancel_request (word of a slot)        ------>  cancel_requested, once per step
-//   mask words, then mask_publish          ------>  mask_ready
+//   mask words, then mask_publish          ------>  mask_state, when the row is sampled
 //   token_pop                              <------  token_try_push, one record per publish
 //   Slots::release (after the terminal row)
 //
@@ -97,7 +97,7 @@ struct StatsPage {
     uint64_t stale_cancels; // generation did not match: counted, no effect
     uint64_t refused;
     uint64_t failed;
-    uint64_t mask_waits;      // row-steps that waited for a mask
+    uint64_t mask_waits;      // rows that were computed before their mask was there
     uint64_t ring_full_waits; // steps in which this edge's rows waited for room in the token ring
     uint64_t evictions;
     uint64_t
@@ -110,7 +110,7 @@ struct StatsPage {
 };
 
 constexpr uint32_t REGION_MAGIC = 0x4c425553; // "SUBL"
-constexpr uint32_t REGION_VERSION = 1;
+constexpr uint32_t REGION_VERSION = 2;
 
 struct RegionControl {
     // Written once by the creator.
@@ -194,7 +194,7 @@ struct RegionView {
     RegionControl* control = nullptr;
     uint32_t* submission = nullptr; // (SUBMISSION_RING_ENTRIES) slot numbers
     uint32_t* cancel = nullptr;     // (SLOTS_MAX) generation to cancel; 0 none
-    uint32_t* mask_ready = nullptr; // (MASK_SLOTS) 1 + index of the generated token the mask is for
+    uint32_t* mask_ready = nullptr; // (MASK_SLOTS) what the words of the slot are for; see below
     int32_t* tokens = nullptr;      // (TOKEN_RING_WORDS)
     uint32_t* masks = nullptr;      // (MASK_SLOTS, mask_words) bit 1 = allowed
     int32_t* slots = nullptr;       // slot area
@@ -275,23 +275,56 @@ SUBLIMATE_HD inline bool cancel_requested(const RegionView& view, int32_t slot,
 }
 
 // ---- masks ----------------------------------------------------------------------------------
-// The edge fills the words of a mask slot, then publishes it for the generated token of this index.
+// A masked request has a mask slot: the words of one mask, and mask_ready, which says what they are
+// for. Only the edge writes either.
+//
+//   mask_ready            meaning
+//   0                     nothing yet
+//   index + 1             the words are the mask of generated token `index`
+//   MASK_FREE | index + 1 from token `index` on no mask is needed, until one is sampled that is in
+//                         the request's trigger set; from the next one on they are again
+//
+// The trigger set is the words of a second slot (bit 1 = a trigger), written before the submission
+// and never after; its mask_ready stays 0. Without one, free is for good.
+//
+// The edge writes words, then mask_ready; the loop reads mask_ready (acquire), then words. The edge
+// writes words again only when it has seen token `index`, so what a row is sampled with does not
+// depend on when the mask came. While free the loop does not look at mask_ready at all.
+constexpr uint32_t MASK_FREE = 1u << 31;
+static_assert(uint32_t{limits::CONTEXT_TOKENS_MAX} < MASK_FREE, "an index leaves the bit alone");
+
+enum class MaskState : int32_t { missing, ready, free };
+
 SUBLIMATE_HD inline void mask_publish(RegionView& view, int32_t mask_slot, uint32_t index) {
-    store_sequential(&view.mask_ready[mask_slot], index + 1);
+    CHECK(index < MASK_FREE - 1);
+    store_sequential(&view.mask_ready[mask_slot], index + 1); // before the look at engine_sleeping
 }
 
-// Before a mask slot passes to another request, and before that request is submitted: else the last
-// mask of its former owner could pass for the first one of the new.
+SUBLIMATE_HD inline void mask_publish_free(RegionView& view, int32_t mask_slot, uint32_t index) {
+    CHECK(index < MASK_FREE - 1);
+    store_sequential(&view.mask_ready[mask_slot], MASK_FREE | (index + 1));
+}
+
+// Before a slot passes to another request, and before that request is submitted: else the last mask
+// of its former owner could pass for the first one of the new.
 SUBLIMATE_HD inline void mask_clear(RegionView& view, int32_t mask_slot) {
     store_sequential(&view.mask_ready[mask_slot], 0u);
 }
 
-SUBLIMATE_HD inline bool mask_ready(const RegionView& view, int32_t mask_slot, uint32_t index) {
-    return load_acquire(&view.mask_ready[mask_slot]) == index + 1;
+// What is known of generated token `index`, which is not free yet.
+SUBLIMATE_HD inline MaskState mask_state(const RegionView& view, int32_t mask_slot,
+                                         uint32_t index) {
+    uint32_t word = load_sequential(&view.mask_ready[mask_slot]); // a sleeper looks once more
+    if (word == index + 1) return MaskState::ready;
+    return word == (MASK_FREE | (index + 1)) ? MaskState::free : MaskState::missing;
 }
 
 SUBLIMATE_HD inline const uint32_t* mask_bits(const RegionView& view, int32_t mask_slot) {
     return view.masks + int64_t{mask_slot} * view.mask_words;
+}
+
+SUBLIMATE_HD inline bool mask_has(const uint32_t* words, int32_t token) {
+    return (words[token / 32] >> (token % 32) & 1u) != 0;
 }
 
 // ---- token ring: single producer (loop), single consumer (edge) -----------------------------

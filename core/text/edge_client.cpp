@@ -23,6 +23,10 @@ uint64_t monotonic_ns() {
 constexpr int32_t WORD_BITS = 32;
 constexpr int32_t ROW_FLAGS_ALL = ROW_ADMITTED | ROW_TOKEN | ROW_FINISHED;
 
+bool is_mask_slot(int32_t mask_slot) {
+    return mask_slot >= 0 && mask_slot < limits::MASK_SLOTS;
+}
+
 uint64_t join(int32_t low, int32_t high) {
     return uint64_t{static_cast<uint32_t>(high)} << WORD_BITS | static_cast<uint32_t>(low);
 }
@@ -82,7 +86,7 @@ const char* client_status_text(ClientStatus status) {
     case ClientStatus::bad_record:
         return "the record's header does not fit its slot";
     case ClientStatus::bad_mask:
-        return "no such mask slot, or a mask of the wrong length";
+        return "no such mask slot, or no token of this index";
     case ClientStatus::engine_broken:
         return "the engine damaged the rings of the region";
     }
@@ -103,6 +107,7 @@ struct EdgeClient::Stream {
     bool token_now = false;    // likewise
     StopReason reason = StopReason::none;
     RefuseReason refuse_reason = RefuseReason::none;
+    FailReason fail_reason = FailReason::none;
     int32_t cached_tokens = 0;
     int32_t output_tokens = 0;
     int32_t bucket_rows = 0;
@@ -140,6 +145,7 @@ StreamEvent EdgeClient::Stream::event() {
     event.finished = reason != StopReason::none;
     event.reason = reason;
     event.refuse_reason = refuse_reason;
+    event.fail_reason = fail_reason;
     event.cached_tokens = cached_tokens;
     event.output_tokens = output_tokens;
     event.bucket_rows = bucket_rows;
@@ -237,6 +243,7 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
     stream.admitted = stream.touched = false;
     stream.reason = StopReason::none;
     stream.refuse_reason = RefuseReason::none;
+    stream.fail_reason = FailReason::none;
     stream.cached_tokens = stream.output_tokens = stream.bucket_rows = 0;
     stream.submitted_ns = now;
     stream.admitted_ns = stream.first_token_ns = stream.last_record_ns = 0;
@@ -311,7 +318,8 @@ bool EdgeClient::write_to_socket(Stream& stream, StreamEvent& event) {
     stream.sent_ns = heard_ns_;
     if (stream.output_tokens > 0 && stream.first_sent_ns == 0)
         stream.first_sent_ns = monotonic_ns();
-    return true;
+    event.first_sent_ns = stream.first_sent_ns;
+    return event.token_ids.empty(); // whoever makes its masks needs to know them
 }
 
 void EdgeClient::write_to_sockets(std::vector<StreamEvent>& events) {
@@ -333,16 +341,49 @@ std::span<const int32_t> EdgeClient::scores(int32_t slot, int32_t generation) co
     return {results, static_cast<size_t>(header.prompt_length) * 2};
 }
 
-ClientStatus EdgeClient::publish_mask(int32_t mask_slot, uint32_t index,
-                                      std::span<const uint32_t> mask) {
-    if (mask_slot < 0 || mask_slot >= limits::MASK_SLOTS ||
-        mask.size() != static_cast<size_t>(view_.mask_words))
+// ---- masks -------------------------------------------------------------------------------------
+std::span<uint32_t> EdgeClient::mask_words(int32_t mask_slot) {
+    if (!is_mask_slot(mask_slot)) return {};
+    return {view_.masks + int64_t{mask_slot} * view_.mask_words,
+            static_cast<size_t>(view_.mask_words)};
+}
+
+ClientStatus EdgeClient::clear_mask(int32_t mask_slot) {
+    if (!is_mask_slot(mask_slot)) return ClientStatus::bad_mask;
+    mask_clear(view_, mask_slot);
+    mask_free_[mask_slot] = false;
+    return ClientStatus::ok;
+}
+
+ClientStatus EdgeClient::publish_mask(int32_t mask_slot, uint32_t index) {
+    if (!is_mask_slot(mask_slot) || index >= uint32_t{limits::CONTEXT_TOKENS_MAX})
         return ClientStatus::bad_mask;
-    std::memcpy(view_.masks + int64_t{mask_slot} * view_.mask_words, mask.data(),
-                mask.size_bytes());
     mask_publish(view_, mask_slot, index);
+    return mask_published(mask_slot, false);
+}
+
+ClientStatus EdgeClient::publish_free(int32_t mask_slot, uint32_t index) {
+    if (!is_mask_slot(mask_slot) || index >= uint32_t{limits::CONTEXT_TOKENS_MAX})
+        return ClientStatus::bad_mask;
+    mask_publish_free(view_, mask_slot, index);
+    return mask_published(mask_slot, true);
+}
+
+ClientStatus EdgeClient::mask_published(int32_t mask_slot, bool free) {
+    mask_free_[mask_slot] = free;
     if (sleep_announced(&view_.control->engine_sleeping)) wake_engine();
     return ClientStatus::ok;
+}
+
+// Whether the next mask of the stream depends on this token. Ends its freedom if it is a trigger,
+// as the loop does.
+bool EdgeClient::is_watched(const Stream& stream, int32_t token) {
+    const RequestHeader& header = stream.header;
+    if ((header.flags & FLAG_MASKED) == 0 || !is_mask_slot(header.mask_slot)) return false;
+    bool& free = mask_free_[header.mask_slot];
+    if (free && is_mask_slot(header.trigger_slot))
+        free = !mask_has(mask_bits(view_, header.trigger_slot), token);
+    return !free;
 }
 
 // ---- tokens ------------------------------------------------------------------------------------
@@ -455,10 +496,9 @@ bool EdgeClient::apply_token(Stream& stream, const TokenRow& row, const int32_t*
     text_tokens_++;
     stream.token_now = true;
     if (stream.header.logprobs >= 0) take_logprobs(stream, row, pairs);
-    if (!stream.shows_text()) {
+    if (!stream.shows_text() || is_watched(stream, row.token))
         stream.token_ids.push_back(row.token);
-        return true;
-    }
+    if (!stream.shows_text()) return true;
     bool finished = (row.flags & ROW_FINISHED) != 0;
     if (finished && stop_reason(row.reason) == StopReason::end_turn) {
         stream.text.count_token();
@@ -491,6 +531,11 @@ bool EdgeClient::apply_end(Stream& stream, const TokenRow& row) {
             if (row.detail < 0 || row.detail > static_cast<int32_t>(RefuseReason::malformed))
                 return false;
             stream.refuse_reason = static_cast<RefuseReason>(row.detail);
+        }
+        if (reason == StopReason::failed) {
+            if (row.detail < 0 || row.detail > static_cast<int32_t>(FailReason::nothing_allowed))
+                return false;
+            stream.fail_reason = static_cast<FailReason>(row.detail);
         }
         if (reason == StopReason::end_turn && stream.output_tokens == 0) {
             stream.output_tokens = 1; // the stop token, which the loop need not report

@@ -37,7 +37,7 @@ enum class ClientStatus : int32_t {
     bad_stop_strings,
     bad_blocks,    // a block format that check_format refuses, or one for format raw
     bad_record,    // the header does not describe what the slot can hold
-    bad_mask,      // no such mask slot, or not mask_words long
+    bad_mask,      // no such mask slot, or no such token
     engine_broken, // the engine damaged the rings, or gave this edge up
 };
 
@@ -61,6 +61,7 @@ struct StreamEvent {
     bool finished = false;
     StopReason reason = StopReason::none;
     RefuseReason refuse_reason = RefuseReason::none;
+    FailReason fail_reason = FailReason::none;
     int32_t cached_tokens = 0;
     int32_t output_tokens = 0;   // billed so far
     int32_t thinking_tokens = 0; // of them
@@ -79,7 +80,9 @@ struct StreamEvent {
     std::string_view text; // text, without a block format: everything, when finished
     std::span<const StreamPiece> pieces; // blocks: of this poll; text: of everything, likewise
     std::string_view stop_string;
-    std::span<const int32_t> token_ids; // raw: of this poll, the stop token included
+    // Of this poll, the stop token included. raw: all. Else of masked requests, while they are not
+    // free, a trigger included: after them the next mask is that of token `output_tokens`.
+    std::span<const int32_t> token_ids;
     std::span<const TokenLogprobs> logprobs;
     std::span<const LogprobPair> logprob_pairs;
 };
@@ -144,7 +147,14 @@ public:
     // Results of a scored request: (prompt_length, 2) words (log-probability bits, arg-max id).
     // Empty: not scored.
     std::span<const int32_t> scores(int32_t slot, int32_t generation) const;
-    ClientStatus publish_mask(int32_t mask_slot, uint32_t index, std::span<const uint32_t> mask);
+
+    // Mask slots: see ring/ring.h, which also says when words may be written. Which request owns
+    // which is the caller's business; clear comes before a slot changes hands, and publish_free of
+    // token 0 after it.
+    std::span<uint32_t> mask_words(int32_t mask_slot); // (mask_words); empty: no such slot
+    ClientStatus clear_mask(int32_t mask_slot);
+    ClientStatus publish_mask(int32_t mask_slot, uint32_t index);
+    ClientStatus publish_free(int32_t mask_slot, uint32_t index);
 
     // Announces that the caller will wait on the token bell. False: records are pending, poll
     // first.
@@ -179,8 +189,10 @@ private:
     void write_to_sockets(std::vector<StreamEvent>& events);
     bool write_to_socket(Stream& stream, StreamEvent& event);
     Stream* running(int32_t slot, int32_t generation) const;
+    bool is_watched(const Stream& stream, int32_t token);
     bool connected();
     void wake_engine();
+    ClientStatus mask_published(int32_t mask_slot, bool free);
 
     Region& region_;
     RegionView view_;
@@ -189,6 +201,7 @@ private:
     Signer signer_;
     Slots slots_;
     State states_[limits::SLOTS_MAX] = {};
+    bool mask_free_[limits::MASK_SLOTS] = {};            // as the loop sees the slot's request
     std::unique_ptr<Stream> streams_[limits::SLOTS_MAX]; // made at a slot's first use, then kept
     std::vector<int32_t> record_;                        // (TOKEN_RECORD_WORDS_MAX)
     std::vector<Stream*> touched_;                       // in this poll, in order

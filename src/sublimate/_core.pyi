@@ -206,6 +206,9 @@ class StreamEvent:
     cancelled, refused, failed, scored; else ""."""
     refuse_reason: str
     """When stop_reason is refused: too_long, queue_full, malformed; else ""."""
+    fail_reason: str
+    """When stop_reason is failed: not_finite (logits), nothing_allowed (by the token mask); else
+    ""."""
     stop_sequence: str | None
     text: str
     """format "text" without a block format, when finished: the whole text."""
@@ -215,7 +218,9 @@ class StreamEvent:
     ("thinking", text, ""), or ("tool_start", name, id) and then ("arguments", JSON, ""); then
     ("stop", signature of thinking, ""). No content is empty."""
     token_ids: list[int]
-    """format "raw": ids of this poll, the stop token included. Else []."""
+    """Ids of this poll, the stop token included. format "raw": all. Else those of a masked request
+    while it is not free, a trigger included: after them the next mask is that of token
+    `output_tokens`."""
     logprobs: list[tuple[float, list[tuple[int, float]]]]
     """If asked for: per token of this poll (chosen log-probability, [(id, log-probability)])."""
     submitted_ns: int
@@ -250,7 +255,8 @@ class EdgeClient:
         """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or
         None if no slot is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias
         pairs into the view; version, slot, generation are already set. Zero is a value too: no
-        logprobs is -1, no mask slot is -1, and the neutral top_p and repetition penalty are 1."""
+        logprobs is -1, no mask or trigger slot is -1, and the neutral top_p and repetition penalty
+        are 1."""
     def submit(
         self,
         slot: int,
@@ -298,9 +304,17 @@ class EdgeClient:
     def scores(self, slot: int, generation: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(log-probability, arg-max) per prompt position of a finished score request; releases the
         slot."""
-    def publish_mask(self, mask_slot: int, index: int, mask: NDArray[np.uint32]) -> None:
-        """Token mask of the generated token `index`: (ceil(vocabulary / 32)) words, bit 1 allows.
-        Raises ValueError."""
+    def mask_words(self, mask_slot: int) -> NDArray[np.uint32]:
+        """Ring memory of a mask slot: (ceil(vocabulary / 32)) words, bit 1 allows (or, in a trigger
+        slot, is a trigger). Written only while the loop does not read it: before the submission,
+        and between an event with token ids and the next publish. Raises ValueError."""
+    def clear_mask(self, mask_slot: int) -> None:
+        """Before the slot passes to another request. Raises ValueError."""
+    def publish_mask(self, mask_slot: int, index: int) -> None:
+        """The slot's words are the mask of the generated token `index`. Raises ValueError."""
+    def publish_free(self, mask_slot: int, index: int) -> None:
+        """From the generated token `index` on no mask is needed, until a token of the request's
+        trigger slot is sampled, or for good without one. Raises ValueError."""
     def sleep_prepare(self) -> bool:
         """Announce that the caller will wait on the token bell. False: records are pending, poll
         again first."""

@@ -68,7 +68,7 @@ public:
         h.profile = static_cast<int32_t>(Profile::high_throughput);
         h.token_budget = budget;
         h.top_p_bits = h.repetition_penalty_bits = static_cast<int32_t>(float_bits(1.0f));
-        h.logprobs = h.mask_slot = -1;
+        h.logprobs = h.mask_slot = h.trigger_slot = -1;
         return h;
     }
 

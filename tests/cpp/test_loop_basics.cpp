@@ -1,5 +1,5 @@
 // The loop step by step: order of events, cancels in every state, back-pressure, refusals, sharing
-// between running requests, scores, masks, edges that come and go.
+// between running requests, scores, edges that come and go.
 #include "loop_bench.h"
 #include "test.h"
 
@@ -221,30 +221,6 @@ TEST(a_detached_edge_leaves_nothing_behind) {
     std::vector<SeenRow> rows = bench.finish();
     for (const SeenRow& seen : rows) EXPECT_EQ(seen.edge, 1);
     EXPECT_EQ(bench.loop->totals().running, 0u);
-}
-
-TEST(a_row_without_its_mask_waits_and_the_others_go_on) {
-    LoopBench bench;
-    RequestHeader h = LoopBench::header(3);
-    h.flags = FLAG_MASKED;
-    h.mask_slot = 2;
-    Slots::Lease masked = bench.submit(h, LoopBench::prompt(10));
-    Slots::Lease free_one = bench.submit(LoopBench::header(3), LoopBench::prompt(10, 1));
-    std::vector<SeenRow> rows;
-    for (int32_t i = 0; i < 8; i++)
-        for (SeenRow& row : bench.iterate()) rows.push_back(row);
-    EXPECT(ends_with(rows, free_one, FinishReason::budget));
-    EXPECT(LoopBench::tokens_of(rows, masked.slot).empty());
-    EXPECT(bench.loop->totals().mask_waits > 0);
-    RegionView& view = bench.views[0];
-    for (int32_t index = 0; index < 3; index++) {
-        uint32_t* words = view.masks + 2 * view.mask_words;
-        words[0] = 1u << (7 + index);
-        words[1] = 0;
-        mask_publish(view, 2, static_cast<uint32_t>(index));
-        for (SeenRow& row : bench.iterate()) rows.push_back(row);
-    }
-    EXPECT(LoopBench::tokens_of(rows, masked.slot) == std::vector<int32_t>({7, 8, 9}));
 }
 
 TEST(scores_lie_in_the_slot_in_chunks_as_in_one) {

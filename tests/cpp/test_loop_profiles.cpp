@@ -97,7 +97,7 @@ public:
         h.prompt_length = prompt;
         h.token_budget = budget;
         h.top_p_bits = h.repetition_penalty_bits = static_cast<int32_t>(float_bits(1.0f));
-        h.logprobs = h.mask_slot = -1;
+        h.logprobs = h.mask_slot = h.trigger_slot = -1;
         h.flags = FLAG_NO_CACHE;
         Slots::Lease lease = slots_.acquire(request_words(prompt, 0, false));
         h.slot = lease.slot;

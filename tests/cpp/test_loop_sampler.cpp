@@ -311,12 +311,12 @@ TEST(bias_and_mask_apply_and_bad_ids_are_ignored) {
     uint32_t only_three = 1u << 3;
     EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &only_three).token, 3);
     uint32_t nothing = 0;
-    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, -1);
+    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, SAMPLE_NOTHING_ALLOWED);
     h.temperature_bits = bits(1.0f);
     EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &only_three).token, 3);
-    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, -1);
+    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, SAMPLE_NOTHING_ALLOWED);
     h.top_p_bits = bits(0.5f);
-    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, -1);
+    EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &nothing).token, SAMPLE_NOTHING_ALLOWED);
     EXPECT_EQ(Sampler(row).sample(h, {0}, {}, &only_three).token, 3);
 }
 

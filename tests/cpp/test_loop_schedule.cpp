@@ -15,14 +15,20 @@ constexpr int32_t HIGH_THROUGHPUT = 1;
 constexpr int32_t LONG_CONTEXT = 2;
 
 Candidate decode_of(int32_t sequence, int32_t profile, int32_t waited = 0) {
-    return {sequence, profile, true, false,  false,
-            100,      1,       0,    waited, static_cast<uint64_t>(sequence + 1),
+    return {sequence, profile, true, false, 100, 1, 0, waited, static_cast<uint64_t>(sequence + 1),
             0};
 }
 
 Candidate prompt_of(int32_t sequence, int32_t profile, int32_t rows, int32_t position = 0) {
-    return {sequence, profile, false,           false, true,
-            position, rows,    position + rows, 0,     static_cast<uint64_t>(sequence + 1),
+    return {sequence,
+            profile,
+            false,
+            false,
+            position,
+            rows,
+            position + rows,
+            0,
+            static_cast<uint64_t>(sequence + 1),
             0};
 }
 
@@ -77,7 +83,6 @@ std::vector<Candidate> random_candidates(std::mt19937& random) {
         Candidate c = prompt_of(i, profile, 1 + static_cast<int32_t>(random() % 3000),
                                 static_cast<int32_t>(random() % 500));
         c.score = random() % 6 == 0;
-        c.ends_prompt = random() % 4 != 0;
         c.page_hash = random() % 3 == 0 ? 1 + random() % 4 : 0;
         all.push_back(c);
     }
@@ -101,7 +106,7 @@ void check_plan(const std::vector<Candidate>& all, const Policy& policy, const P
         EXPECT(!used[static_cast<size_t>(entry.candidate)]);
         used[static_cast<size_t>(entry.candidate)] = true;
         EXPECT(entry.rows >= 1 && entry.rows <= c.rows_left);
-        bool ends = c.ends_prompt && entry.rows == c.rows_left;
+        bool ends = entry.rows == c.rows_left;
         logits += c.decode || (ends && !c.score) ? 1 : (c.score ? entry.rows : 0);
     }
     EXPECT(plan.rows <= limits::STEP_ROWS_MAX);

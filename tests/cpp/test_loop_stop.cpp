@@ -27,7 +27,7 @@ RequestHeader good() {
     h.prompt_length = 4;
     h.token_budget = 8;
     h.top_p_bits = h.repetition_penalty_bits = bits(1.0f);
-    h.logprobs = h.mask_slot = -1;
+    h.logprobs = h.mask_slot = h.trigger_slot = -1;
     return h;
 }
 
@@ -100,11 +100,14 @@ TEST(damaged_records_are_malformed) {
         [](RequestHeader& h) { h.stop_token_count = limits::STOP_TOKENS_MAX + 1; },
         [](RequestHeader& h) { h.stop_tokens[0] = VOCABULARY, h.stop_token_count = 1; },
         [](RequestHeader& h) { h.mask_slot = limits::MASK_SLOTS; },
+        [](RequestHeader& h) { h.trigger_slot = limits::MASK_SLOTS; },
+        [](RequestHeader& h) { h.trigger_slot = -2; },
         [](RequestHeader& h) { h.flags = FLAG_MASKED; },
+        [](RequestHeader& h) { h.flags = FLAG_MASKED, h.mask_slot = h.trigger_slot = 1; },
         [](RequestHeader& h) { h.adapter = -1; },
         [](RequestHeader& h) { h.sparse_mode = -1; },
         [](RequestHeader& h) { h.shard_count = -1; },
-        [](RequestHeader& h) { h.reserved[28] = 1; },
+        [](RequestHeader& h) { h.reserved[27] = 1; },
     };
     for (const Damage& damage : damages) {
         RequestHeader h = good();

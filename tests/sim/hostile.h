@@ -70,16 +70,16 @@ inline void damage_counts(Random& random, int32_t kind, int32_t vocabulary, Requ
         h.stop_token_count = 1, h.stop_tokens[0] = other ? vocabulary : -1;
         break;
     case 5:
-        h.mask_slot = other ? limits::MASK_SLOTS : -2;
+        (random.chance(50) ? h.mask_slot : h.trigger_slot) = other ? limits::MASK_SLOTS : -2;
         break;
     case 6:
-        h.flags |= FLAG_MASKED, h.mask_slot = -1;
+        h.flags |= FLAG_MASKED, h.mask_slot = other ? -1 : 3, h.trigger_slot = 3;
         break;
     case 7:
         h.adapter = -1;
         break;
     default:
-        h.reserved[random.below(29)] = 1;
+        h.reserved[random.below(28)] = 1;
         break;
     }
 }
@@ -89,7 +89,7 @@ inline void damage_lengths(Random& random, int32_t kind, RequestHeader& h) {
     bool other = random.chance(50);
     switch (kind) {
     case 0:
-        h.version = other ? 0 : 2;
+        h.version = other ? 0 : REQUEST_VERSION + 1;
         break;
     case 1:
         h.slot = other ? h.slot + 1 : -1;

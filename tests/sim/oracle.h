@@ -1,7 +1,7 @@
 // What a request must say, computed from the request alone: no pages, no batch, no scheduler. It
 // follows the rows that the edge sees and names the first thing that is wrong.
 //
-// defines: RequestSpec, mask_words_for, Oracle
+// defines: RequestSpec, mask_words_for, is_free_from, trigger_words_for, Oracle
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "../../core/loop/sampler.h"
+#include "../../core/loop/sequence.h"
 #include "../../core/loop/stop.h"
+#include "../../core/ring/ring.h"
 #include "hash_model.h"
 
 namespace sublimate::sim {
@@ -24,13 +26,29 @@ struct RequestSpec {
     bool trusted = true; // false: its record was damaged on the way; only its end is checked
 };
 
-// The token mask of a generated token: about one id in four, never none.
+constexpr uint64_t NOTHING_PERIOD = 150; // one mask in so many allows no token
+
+// The token mask of a generated token: about one id in four, hardly ever none.
 inline void mask_words_for(uint64_t seed, int32_t index, int32_t vocabulary, uint32_t* words) {
+    bool nothing = mix_hash(seed + static_cast<uint64_t>(index)) % NOTHING_PERIOD == 0;
     for (int32_t id = 0; id < vocabulary; id++) {
         if (id % 32 == 0) words[id / 32] = 0;
         uint64_t draw = mix_hash(seed ^ join_words(id, index));
-        bool allowed = draw % 4 == 0 || id == index % vocabulary;
+        bool allowed = (draw % 4 == 0 || id == index % vocabulary) && !nothing;
         words[id / 32] |= (allowed ? 1u : 0u) << (id % 32);
+    }
+}
+
+// Whether the edge, asked for a mask of this token, says that none is needed until a trigger.
+inline bool is_free_from(const RequestHeader& h, uint64_t seed, int32_t index) {
+    return h.trigger_slot >= 0 && mix_hash(~seed + static_cast<uint64_t>(index)) % 2 == 0;
+}
+
+inline void trigger_words_for(uint64_t seed, int32_t vocabulary, uint32_t* words) {
+    for (int32_t id = 0; id < vocabulary; id++) {
+        if (id % 32 == 0) words[id / 32] = 0;
+        bool trigger = mix_hash(seed ^ mix_hash(static_cast<uint64_t>(id))) % 5 == 0;
+        words[id / 32] |= (trigger ? 1u : 0u) << (id % 32);
     }
 }
 
@@ -64,6 +82,9 @@ public:
         counts_.assign(static_cast<size_t>(traits.vocabulary), 0);
         ids_.resize(static_cast<size_t>(traits.vocabulary));
         mask_.resize(static_cast<size_t>(traits.vocabulary / 32 + 1));
+        triggers_.resize(mask_.size());
+        trigger_words_for(spec.mask_seed, traits.vocabulary, triggers_.data());
+        free_ = false;
         if (!is_score(spec.header))
             for (int32_t token : spec.prompt) feed(token, false);
     }
@@ -89,6 +110,7 @@ public:
                     return "another alternative";
             }
         }
+        free_ = !needs_mask() && !mask_has(triggers_.data(), row.token);
         generated_++;
         FinishReason why = stop_reason(spec_->header, row.token, generated_, context_tokens_);
         bool ends = (row.flags & ROW_FINISHED) != 0;
@@ -107,6 +129,10 @@ public:
         if (why == FinishReason::budget && h.token_budget == 0) return "";
         Sample expected = {};
         predict(expected);
+        FailReason cause = expected.token == SAMPLE_NOTHING_ALLOWED ? FailReason::nothing_allowed
+                                                                    : FailReason::not_finite;
+        if (why == FinishReason::failed && row.detail != static_cast<int32_t>(cause))
+            return "failed for another cause";
         if (why == FinishReason::failed) return expected.token < 0 ? "" : "failed without cause";
         return "a wrong end without a token";
     }
@@ -128,10 +154,16 @@ private:
         return {work_.data(), counts_.data(), {ids_.data(), weights_.data()}};
     }
 
+    bool needs_mask() const {
+        const RequestHeader& h = spec_->header;
+        if ((h.flags & FLAG_MASKED) == 0 || free_) return false;
+        return !is_free_from(h, spec_->mask_seed, generated_);
+    }
+
     void predict(Sample& sample) {
         fill_logits(row_hash(sum_), tokens_.back(), traits_, logits_.data());
         const RequestHeader& h = spec_->header;
-        bool masked = (h.flags & FLAG_MASKED) != 0;
+        bool masked = needs_mask();
         if (masked) mask_words_for(spec_->mask_seed, generated_, traits_.vocabulary, mask_.data());
         SampleRequest request = {&h, spec_->bias.data(), masked ? mask_.data() : nullptr,
                                  traits_.vocabulary, static_cast<int32_t>(tokens_.size())};
@@ -169,7 +201,8 @@ private:
     std::vector<int32_t> tokens_;
     std::vector<float> logits_, work_, weights_;
     std::vector<int32_t> counts_, ids_;
-    std::vector<uint32_t> mask_;
+    std::vector<uint32_t> mask_, triggers_;
+    bool free_ = false; // from masks, as the loop must see it
 };
 
 } // namespace sublimate::sim

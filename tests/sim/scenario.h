@@ -34,6 +34,7 @@ struct Scenario {
     int32_t ring_full = 0;
     int32_t read_percent = 100; // chance that an edge reads in an iteration
     int32_t late_mask = 0;      // chance in a thousand that a mask is held back another iteration
+    int32_t absent_mask = 0;    // of a masked request: some mask of it never comes
     int32_t edge_death = 0;
     int32_t engine_death = 0;
     int32_t clock_jump = 0;
@@ -113,6 +114,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.clock_jump = sometimes(25, 30);
     s.score_percent = random.chance(50) ? random.between(1, 20) : 0;
     s.masked_percent = random.chance(40) ? random.between(5, 60) : 0;
+    s.absent_mask = sometimes(30, 300);
     s.sampled_percent = random.chance(60) ? random.between(5, 80) : 0;
     s.budget_max = random.between(2, s.loop.context_tokens < 80 ? 12 : 48);
     s.prompt_max = random.between(2, s.loop.context_tokens - s.budget_max);
@@ -150,7 +152,7 @@ public:
         h.sparse_mode = random.chance(5) ? 1 : 0;
         h.flags =
             (random.chance(10) ? FLAG_NO_CACHE : 0) | (random.chance(30) ? FLAG_IGNORE_EOS : 0);
-        h.mask_slot = -1;
+        h.mask_slot = h.trigger_slot = -1;
         h.logprobs = random.chance(8) ? random.between(0, limits::LOGPROBS_MAX) : -1;
         h.stop_token_count = random.between(0, 2);
         for (int32_t i = 0; i < h.stop_token_count; i++)

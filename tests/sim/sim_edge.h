@@ -25,7 +25,9 @@ struct Live {
     int32_t generation = 0;     // of the slot
     int32_t row_generation = 0; // as written in the header: rows carry it
     int32_t mask_at = 0;        // index of the next mask to publish
+    int32_t masks_end = 0;      // from this one on masks never come
     int32_t tokens_seen = 0;
+    bool unmasked = false; // until a trigger is seen
     bool admitted = false;
     bool cancelled = false;
     bool used = false;
@@ -70,6 +72,7 @@ public:
     bool hostile = false;           // its ring was damaged: its rows mean nothing any more
     bool others_may_fill = false;   // the queue of the loop, besides this edge's honest requests
     uint64_t rows_seen = 0;
+    uint64_t freed = 0, triggered = 0; // ends and beginnings of stretches that need masks
     RegionView view;
 
     // ---- submitting
@@ -79,8 +82,10 @@ public:
             request_words(spec.header.prompt_length, spec.header.logit_bias_count, score);
         if (random.chance(3)) words = limits::SLOT_WORDS[1];
         int32_t mask_slot = -1;
-        if ((spec.header.flags & FLAG_MASKED) != 0 && (mask_slot = free_mask_slot()) < 0)
-            return false;
+        int32_t trigger_slot = -1;
+        bool masked = (spec.header.flags & FLAG_MASKED) != 0;
+        if (masked && (mask_slot = free_mask_slot(0)) < 0) return false;
+        if (masked && random.chance(80)) trigger_slot = free_mask_slot(mask_slot + 1);
         Slots::Lease lease = slots_.acquire(words);
         if (lease.slot < 0) return false;
         int32_t index = free_live();
@@ -90,16 +95,15 @@ public:
         live.generation = lease.generation;
         live.admitted = live.cancelled = false;
         live.used = true;
+        live.unmasked = false;
         live.mask_at = live.tokens_seen = 0;
+        live.masks_end =
+            random.per_mille(scenario_->absent_mask) ? random.below(9) : limits::CONTEXT_TOKENS_MAX;
         live.ends_expected = 1;
         RequestHeader& h = live.spec.header;
         h.slot = lease.slot;
         h.generation = lease.generation;
-        h.mask_slot = mask_slot;
-        if (mask_slot >= 0) {
-            mask_clear(view, mask_slot);
-            mask_owner_[mask_slot] = index;
-        }
+        if (masked) prepare_masks(random, live, index, mask_slot, trigger_slot);
         write_record(random, live, damage);
         by_slot_[static_cast<size_t>(lease.slot)] = index;
         CHECK(submission_push(view, lease.slot));
@@ -166,11 +170,18 @@ public:
         for (int32_t slot = 0; slot < limits::MASK_SLOTS; slot++) {
             if (mask_owner_[slot] < 0) continue;
             Live& live = lives_[static_cast<size_t>(mask_owner_[slot])];
-            if (live.mask_at > live.tokens_seen || random.per_mille(late_per_mille)) continue;
-            auto* words = view.masks + int64_t{slot} * view.mask_words;
-            mask_words_for(live.spec.mask_seed, live.mask_at, view.vocabulary, words);
-            mask_publish(view, slot, static_cast<uint32_t>(live.mask_at));
-            live.mask_at++;
+            if (live.spec.header.mask_slot == slot && !random.per_mille(late_per_mille))
+                publish_mask(live);
+        }
+    }
+
+    // Of those that wait for a mask that never comes.
+    void cancel_unmasked(Random& random, int32_t per_mille) {
+        for (Live& live : lives_) {
+            if (!live.used || (live.spec.header.flags & FLAG_MASKED) == 0) continue;
+            if (live.tokens_seen < live.masks_end || !random.per_mille(per_mille)) continue;
+            live.cancelled = true;
+            cancel_request(view, live.slot, live.row_generation);
         }
     }
 
@@ -234,10 +245,48 @@ private:
         return static_cast<int32_t>(lives_.size()) - 1;
     }
 
-    int32_t free_mask_slot() const {
-        for (int32_t slot = 0; slot < limits::MASK_SLOTS; slot++)
+    int32_t free_mask_slot(int32_t from) const {
+        for (int32_t slot = from; slot < limits::MASK_SLOTS; slot++)
             if (mask_owner_[slot] < 0) return slot;
         return -1;
+    }
+
+    uint32_t* mask_memory(int32_t slot) { return view.masks + int64_t{slot} * view.mask_words; }
+
+    // Before the submission: slots, triggers, and now and then the first mask.
+    void prepare_masks(Random& random, Live& live, int32_t index, int32_t mask_slot,
+                       int32_t trigger_slot) {
+        live.spec.header.mask_slot = mask_slot;
+        live.spec.header.trigger_slot = trigger_slot;
+        mask_clear(view, mask_slot);
+        mask_owner_[mask_slot] = index;
+        if (trigger_slot >= 0) {
+            mask_clear(view, trigger_slot);
+            mask_owner_[trigger_slot] = index;
+            trigger_words_for(live.spec.mask_seed, view.vocabulary, mask_memory(trigger_slot));
+        }
+        if (random.chance(30)) publish_mask(live);
+    }
+
+    // Of the next token, once that is known to be the next one.
+    void publish_mask(Live& live) {
+        const RequestHeader& h = live.spec.header;
+        int32_t index = live.tokens_seen;
+        if (live.unmasked || live.mask_at > index || index >= live.masks_end) return;
+        live.mask_at = index + 1;
+        auto at = static_cast<uint32_t>(index);
+        live.unmasked = is_free_from(h, live.spec.mask_seed, index);
+        freed += live.unmasked ? 1 : 0;
+        if (live.unmasked) return mask_publish_free(view, h.mask_slot, at);
+        mask_words_for(live.spec.mask_seed, index, view.vocabulary, mask_memory(h.mask_slot));
+        mask_publish(view, h.mask_slot, at);
+    }
+
+    void see_token(Live& live, int32_t token) {
+        live.tokens_seen++;
+        if (!live.unmasked || token < 0 || token >= view.vocabulary) return;
+        live.unmasked = !mask_has(mask_memory(live.spec.header.trigger_slot), token);
+        triggered += live.unmasked ? 0 : 1;
     }
 
     Live* pick(Random& random) {
@@ -279,7 +328,7 @@ private:
         if (index < 0) return "a row for a request that is not live";
         Live& live = lives_[static_cast<size_t>(index)];
         std::string why;
-        live.tokens_seen += (row.flags & ROW_TOKEN) != 0 ? 1 : 0;
+        if ((row.flags & ROW_TOKEN) != 0) see_token(live, row.token);
         if (live.spec.trusted) {
             if (row.generation != live.row_generation) return "a row of another generation";
             why = judge_row(live, row, pairs);
@@ -333,7 +382,8 @@ private:
         } else {
             ended_[rows_seen % ENDED_KEPT] = {live.slot, live.generation};
         }
-        if (live.spec.header.mask_slot >= 0) mask_owner_[live.spec.header.mask_slot] = -1;
+        for (int32_t slot : {live.spec.header.mask_slot, live.spec.header.trigger_slot})
+            if (slot >= 0) mask_owner_[slot] = -1;
         by_slot_[static_cast<size_t>(live.slot)] = -1;
         slots_.release(live.slot, live.generation);
         live.used = false;

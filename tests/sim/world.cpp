@@ -89,6 +89,11 @@ void World::collect() {
     coverage_.ring_full += totals.ring_full_waits;
     coverage_.drafted += totals.drafted_tokens;
     coverage_.accepted_drafts += totals.accepted_drafts;
+    coverage_.freed = coverage_.triggered = 0;
+    for (const auto& edge : edges_) {
+        coverage_.freed += edge->freed;
+        coverage_.triggered += edge->triggered;
+    }
 }
 
 // ---- what happens between two iterations
@@ -128,6 +133,7 @@ void World::act(int32_t e) {
         edge.set_ballast(limits::TOKEN_RING_WORDS - random_.below(ROOM_WORDS_MIN));
     }
     edge.publish_masks(random_, s.late_mask);
+    edge.cancel_unmasked(random_, 20);
     if (random_.per_mille(s.edge_death)) {
         coverage_.edge_deaths++;
         restart_edge(e, true);
@@ -163,6 +169,7 @@ std::string World::check_after_iteration() {
     std::string why = check_cancels();
     if (why.empty()) why = check_turns();
     if (why.empty()) why = check_drafts();
+    if (why.empty()) why = check_masks();
     if (why.empty()) why = check_progress();
     if (why.empty()) why = check_lost();
     return why;
@@ -191,7 +198,8 @@ std::string World::check_turns() const {
     for (int32_t i = 0; i < state.candidate_count; i++) {
         const Candidate& c = state.candidates[i];
         (c.decode ? decodes : prompts)++;
-        low_latency |= c.decode && c.profile == 0;
+        bool late = i >= state.candidate_count - state.plan->late_rows;
+        low_latency |= c.decode && c.profile == 0 && !late;
     }
     int32_t rows = state.plan->rows;
     if (decodes + prompts > 0 && rows == 0) return "nothing runs although something could";
@@ -211,7 +219,7 @@ std::string World::check_time_budget() const {
     const Policy& policy = scenario_.loop.policy;
     int64_t percent_max = STEP_PERCENT_MAX;
     int32_t rows_min = 1;
-    for (int32_t i = 0; i < plan.count; i++) {
+    for (int32_t i = 0; i < plan.count - plan.late_rows; i++) {
         const Candidate& c = state.candidates[plan.entries[i].candidate];
         const ProfilePolicy& own = policy.profiles[c.profile];
         if (c.decode && own.step_percent_max < percent_max) percent_max = own.step_percent_max;
@@ -236,6 +244,19 @@ std::string World::check_drafts() const {
     if (drafts > 0 && !scenario_.loop.speculation) return "drafts without speculation";
     if (drafts > 0 && plan.rows > plan.rows_max) return "drafts broke the row budget";
     return "";
+}
+
+// Nothing is computed again and again for want of a mask.
+std::string World::check_masks() const {
+    const LoopState& state = loop_->state();
+    const Plan& plan = *state.plan;
+    bool useful = plan.rows == 0;
+    for (int32_t i = 0; i < plan.count; i++) {
+        const Sequence& s = state.sequences[state.candidates[plan.entries[i].candidate].sequence];
+        useful |= s.state != State::waiting_mask || s.mask_misses == 1;
+        if (s.mask_misses > MASK_MISSES_MAX) return "a row runs too often before its mask is there";
+    }
+    return useful ? "" : "a step for rows that only wait for masks";
 }
 
 // Nobody who could run waits for ever.
@@ -289,6 +310,7 @@ std::string World::drain() {
         clock_.time_ns += STEP_NS;
         for (int32_t e = 0; e < scenario_.edges; e++) {
             edges_[e]->publish_masks(random_, 0);
+            edges_[e]->cancel_unmasked(random_, 1000);
             edges_[e]->cancel_untrusted();
         }
         std::string why = iterate(true);

@@ -31,7 +31,7 @@ struct Coverage {
     uint64_t cancelled_queue = 0, cancelled_prefill = 0, cancelled_decode = 0, stale = 0;
     uint64_t refused = 0, failed = 0, mask_waits = 0, ring_full = 0, lost_edges = 0;
     uint64_t edge_deaths = 0, engine_deaths = 0, hostile = 0, drained = 0;
-    uint64_t drafted = 0, accepted_drafts = 0;
+    uint64_t drafted = 0, accepted_drafts = 0, freed = 0, triggered = 0;
 };
 
 class World {
@@ -63,6 +63,7 @@ private:
     std::string check_turns() const;
     std::string check_time_budget() const;
     std::string check_drafts() const;
+    std::string check_masks() const;
     std::string check_progress();
     std::string check_lost();
     std::string read_edges(bool all);

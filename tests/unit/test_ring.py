@@ -109,7 +109,7 @@ def damaged(offset: int, value: int) -> tuple[int, int, int]:
     ("offset", "value", "why"),
     [
         (0, 0, "not a region"),
-        (4, 2, "another version"),
+        (4, 3, "another version"),
         (8, 0, "out of range"),
         (8, LIMITS["VOCABULARY_MAX"] + 1, "out of range"),
         (8, 0xFFFFFFFF, "out of range"),
@@ -186,7 +186,7 @@ def test_submit_refuses_a_record_that_does_not_fit_and_keeps_the_slot() -> None:
         {"logit_bias_count": -1},
         {"generation": generation + 1},
         {"slot": slot + 1},
-        {"version": 2},
+        {"version": _core.REQUEST_VERSION + 1},
     ]:
         field(view, **{**good, **bad})
         with pytest.raises(ValueError, match="record"):
@@ -253,13 +253,64 @@ def test_masks_reach_the_loop_whole() -> None:
     region = _core.Region.create(VOCABULARY)
     client, loop = _core.EdgeClient(region, None), ring.LoopTwin(region)
     mask = np.arange(10, dtype=np.uint32)
-    client.publish_mask(63, 4, mask)
+    client.mask_words(63)[:] = mask
+    client.publish_mask(63, 4)
     assert loop.read_u32(loop.at["mask_ready"] + 4 * 63) == 5
     first = loop.at["masks"] // 4 + 63 * 10
     assert loop.words[first : first + 10].tolist() == mask.tolist()
-    for slot, words in [(64, 10), (-1, 10), (0, 9), (0, 11)]:
+    client.publish_free(63, 5)
+    assert loop.read_u32(loop.at["mask_ready"] + 4 * 63) == 6 | 1 << 31
+    client.clear_mask(63)
+    assert loop.read_u32(loop.at["mask_ready"] + 4 * 63) == 0
+    for slot in (LIMITS["MASK_SLOTS"], -1):
         with pytest.raises(ValueError, match="mask"):
-            client.publish_mask(slot, 0, np.zeros(words, dtype=np.uint32))
+            client.publish_mask(slot, 0)
+        with pytest.raises(ValueError, match="mask"):
+            client.publish_free(slot, 0)
+        with pytest.raises(ValueError, match="mask"):
+            client.clear_mask(slot)
+        with pytest.raises(ValueError, match="mask"):
+            client.mask_words(slot)
+    with pytest.raises(ValueError, match="mask"):
+        client.publish_mask(0, LIMITS["CONTEXT_TOKENS_MAX"])
+    words = client.mask_words(1)
+    del client, region
+    gc.collect()
+    words[:] = 7
+    assert words.tolist() == [7] * 10, "a view keeps its memory"
+
+
+def test_only_tokens_that_masks_depend_on_reach_the_caller() -> None:
+    region = _core.Region.create(VOCABULARY)
+    vocabulary = _core.Vocabulary([b"x"] * VOCABULARY)
+    client, loop = _core.EdgeClient(region, vocabulary), ring.LoopTwin(region)
+    lease = client.acquire(HEADER_WORDS + 3)
+    assert lease is not None
+    slot, generation, view = lease
+    client.clear_mask(3)
+    client.mask_words(4)[:] = 0
+    client.mask_words(4)[2] = 1 << 6  # token 70 is a trigger
+    client.publish_free(3, 0)
+    masked = {"flags": _core.FLAGS["masked"], "mask_slot": 3, "trigger_slot": 4}
+    field(view, prompt_length=1, token_budget=64, logprobs=-1, **masked)
+    client.submit(slot, generation, 1, format="text")
+
+    def said(*tokens: int) -> list[int]:
+        loop.token_push([Row(slot, generation, ring.TOKEN, token) for token in tokens])
+        return [token for event in client.poll() for token in event.token_ids]
+
+    loop.token_push([Row(slot, generation, ring.ADMITTED)])
+    assert [event.admitted for event in client.poll()] == [True]
+    assert said(5, 6) == []
+    assert said(7, 70) == [70]
+    client.publish_mask(3, 4)
+    assert said(70) == [70] and said(8) == [8]
+    client.publish_free(3, 6)
+    assert said(9) == []
+    loop.token_push([Row(slot, generation, ring.FINISHED, reason=ring.FAILED, detail=2)])
+    (event,) = client.poll()
+    assert event.finished and event.text == "x" * 7
+    assert (event.stop_reason, event.fail_reason) == ("failed", "nothing_allowed")
 
 
 def test_scores_are_read_before_the_slot_is_free() -> None:

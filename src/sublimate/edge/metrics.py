@@ -73,7 +73,7 @@ LOOP_COUNTERS = {
     "stale_cancels": ("stale_cancels", "Cancels that met no request."),
     "refused": ("requests_refused", "Requests that the loop refused."),
     "failed": ("requests_failed", "Requests that failed in the model."),
-    "mask_waits": ("mask_waits", "Row-steps that waited for a token mask."),
+    "mask_waits": ("mask_waits", "Rows that were computed before their token mask was there."),
     "ring_full_waits": ("ring_full_waits", "Steps that waited for room in the token ring."),
     "evictions": ("evictions", "Pages evicted from the prefix cache."),
 }

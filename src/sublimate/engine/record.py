@@ -90,6 +90,7 @@ def write_request(
         "logit_bias_count": len(sampling.logit_bias),
         "stop_token_count": len(sampling.stop_tokens),
         "mask_slot": -1,
+        "trigger_slot": -1,
         "submitted_ns_low": _word(now),
         "submitted_ns_high": _word(now >> WORD_BITS),
     }
