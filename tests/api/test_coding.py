@@ -55,7 +55,11 @@ def test_a_bomb_is_413_before_it_is_a_body(served: Served) -> None:
         assert is_closed(sock)
 
 
-@pytest.mark.parametrize("data", [b"{}", zipped()[:-3], zipped() + b"x"])
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", zipped()[:-3], zipped() + b"x"],
+    ids=["no gzip", "cut", "a byte behind"],
+)
 def test_what_is_no_gzip_is_400(served: Served, data: bytes) -> None:
     headers = {"content-encoding": "gzip"}
     reply = served.client.post("/v1/messages", content=data, headers=headers)
