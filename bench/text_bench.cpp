@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,19 @@ Vocabulary make_vocabulary() {
     return vocabulary;
 }
 
+// The tools and thinking of a Hermes model whose calls are constrained.
+BlockFormat hermes(BlockKind begins_in) {
+    BlockFormat format;
+    for (int i = 0; i < STREAMS; i++) format.tool_names.push_back("tool_" + std::to_string(i));
+    format.openings = {"<tool_call>"};
+    format.closing = "</tool_call>";
+    format.thinking_opening = "<think>";
+    format.thinking_closing = "</think>";
+    format.eager = true;
+    format.begins_in = begins_in;
+    return format;
+}
+
 int32_t token_at(int32_t stream, int32_t step) {
     return (stream * 5 + step) % 16;
 }
@@ -45,23 +60,36 @@ double ns_per_token(Clock::time_point start, int32_t tokens) {
     return spent.count() / tokens;
 }
 
-void bench_streams(const char* name, const std::vector<std::string>& stops) {
+// Tokens that may stand inside of a JSON string.
+int32_t string_token_at(int32_t stream, int32_t step) {
+    constexpr int32_t TOKENS[] = {0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 13, 14, 15};
+    return TOKENS[(stream * 5 + step) % std::size(TOKENS)];
+}
+
+// first: a token of every answer before those that are timed.
+void bench_streams(const char* name, const std::vector<std::string>& stops,
+                   const std::shared_ptr<const BlockFormat>& blocks = nullptr,
+                   const char* first = "") {
     Vocabulary vocabulary = make_vocabulary();
+    int32_t first_token = vocabulary.size();
+    (void)vocabulary.add(first);
     std::vector<TextStream> streams(STREAMS);
     std::vector<double> ns;
     size_t bytes = 0;
     for (int32_t round = 0; round < ROUNDS; round++) {
         for (TextStream& stream : streams) {
             TextSettings settings{StreamFormat::sse, stops, "msg_0123456789abcdef", "model", 100};
+            settings.blocks = blocks;
             if (stream.start(settings, &vocabulary) != StopStatus::ok) return;
             stream.admit(0);
+            if (*first != '\0') (void)stream.push(first_token);
         }
         auto start = Clock::now();
         for (int32_t step = 0; step < STEPS; step++) {
             for (int32_t i = 0; i < STREAMS; i++) {
                 TextStream& stream = streams[static_cast<size_t>(i)];
                 if (step > 0) stream.begin();
-                (void)stream.push(token_at(i, step));
+                (void)stream.push(blocks ? string_token_at(i, step) : token_at(i, step));
                 bytes += stream.collect().size();
             }
         }
@@ -141,6 +169,14 @@ int main() {
     sublimate::bench_streams("text path", {});
     sublimate::bench_streams("text path, 4 stop strings",
                              {"\n\nHuman:", "<|im_end|>", " because of", "STOP"});
+    using sublimate::BlockKind;
+    auto format = [](BlockKind kind) {
+        return std::make_shared<sublimate::BlockFormat>(sublimate::hermes(kind));
+    };
+    sublimate::bench_streams("blocks: text", {}, format(BlockKind::none));
+    sublimate::bench_streams("blocks: thinking", {}, format(BlockKind::thinking));
+    sublimate::bench_streams("blocks: arguments", {}, format(BlockKind::none),
+                             "<tool_call>{\"name\": \"tool_9\", \"arguments\": {\"text\": \"");
     sublimate::bench_client();
     return 0;
 }

@@ -173,11 +173,7 @@ void Engine::stop() {
 }
 
 void Engine::warm_up() {
-    // On cores of their own, as the threads will run; the caller keeps all of its cores.
-    std::thread([this] {
-        loop_->place_threads();
-        loop_->warm_up();
-    }).join();
+    loop_->warm_up();
 }
 
 void Engine::beat() {

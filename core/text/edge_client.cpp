@@ -127,7 +127,7 @@ struct EdgeClient::Stream {
     bool scores() const { return (header.flags & FLAG_SCORE) != 0; }
     bool shows_text() const { return format != StreamFormat::raw; }
     void begin();
-    StreamEvent event();
+    void tell(StreamEvent& event);
 };
 
 void EdgeClient::Stream::begin() {
@@ -138,8 +138,8 @@ void EdgeClient::Stream::begin() {
     if (shows_text()) text.begin();
 }
 
-StreamEvent EdgeClient::Stream::event() {
-    StreamEvent event;
+// Fills a new event.
+void EdgeClient::Stream::tell(StreamEvent& event) {
     event.key = key;
     event.admitted = admitted_now;
     event.finished = reason != StopReason::none;
@@ -157,13 +157,12 @@ StreamEvent EdgeClient::Stream::event() {
     event.token_ids = token_ids;
     event.logprobs = logprobs;
     event.logprob_pairs = logprob_pairs;
-    if (!shows_text()) return event;
+    if (!shows_text()) return;
     (format == StreamFormat::sse ? event.data : event.text) = text.collect();
-    event.pieces = text.pieces();
+    if (format != StreamFormat::sse) event.pieces = text.pieces();
     event.thinking_tokens = static_cast<int32_t>(text.usage().thinking_tokens);
     event.stop_index = text.stop_index();
     if (event.stop_index >= 0) event.stop_string = text.stop_string();
-    return event;
 }
 
 EdgeClient::EdgeClient(Region& region, const Vocabulary* vocabulary, Histogram* gaps,
@@ -569,12 +568,14 @@ void EdgeClient::collect_events(uint64_t polled_ns, std::vector<StreamEvent>& ev
     if (touched_.empty()) return;
     for (Stream* stream : touched_) {
         if (stream->token_now) observe_gap(*stream);
-        StreamEvent event = stream->event();
+        StreamEvent& event = events.emplace_back();
+        stream->tell(event);
         bool speaks = event.admitted || event.finished || !event.data.empty() ||
                       !event.pieces.empty() || !event.token_ids.empty() || !event.logprobs.empty();
-        if (!speaks) continue;
-        events.push_back(event);
-        speaking_.push_back(stream);
+        if (speaks)
+            speaking_.push_back(stream);
+        else
+            events.pop_back();
     }
     uint64_t encoded_ns = monotonic_ns();
     CHECK_BECAUSE(encoded_ns >= polled_ns, "the monotonic clock went back");

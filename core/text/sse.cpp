@@ -63,30 +63,34 @@ void SseWriter::tool_start(int64_t index, std::string_view id, std::string_view 
 }
 
 // kind: type and key of the text, as JSON up to its value.
-void SseWriter::delta(int64_t index, std::string_view kind, std::string_view text) {
-    CHECK_BECAUSE(!text.empty(), "clients drop a reply with an empty delta");
+void SseWriter::head(int64_t index, std::string_view kind) {
     out_.append("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":");
     number(index);
     out_.append(",\"delta\":{\"type\":");
     out_.append(kind);
+}
+
+void SseWriter::text_head(int64_t index) {
+    head(index, "\"text_delta\",\"text\":");
+}
+
+void SseWriter::thinking_head(int64_t index) {
+    head(index, "\"thinking_delta\",\"thinking\":");
+}
+
+void SseWriter::signature_head(int64_t index) {
+    head(index, "\"signature_delta\",\"signature\":");
+}
+
+void SseWriter::arguments_head(int64_t index) {
+    head(index, "\"input_json_delta\",\"partial_json\":");
+}
+
+void SseWriter::delta(std::string_view head, std::string_view text) {
+    CHECK_BECAUSE(!text.empty(), "clients drop a reply with an empty delta");
+    out_.append(head);
     json_string(text, out_);
     out_.append("}}\n\n");
-}
-
-void SseWriter::text_delta(int64_t index, std::string_view text) {
-    delta(index, "\"text_delta\",\"text\":", text);
-}
-
-void SseWriter::thinking_delta(int64_t index, std::string_view text) {
-    delta(index, "\"thinking_delta\",\"thinking\":", text);
-}
-
-void SseWriter::signature_delta(int64_t index, std::string_view signature) {
-    delta(index, "\"signature_delta\",\"signature\":", signature);
-}
-
-void SseWriter::arguments_delta(int64_t index, std::string_view json) {
-    delta(index, "\"input_json_delta\",\"partial_json\":", json);
 }
 
 void SseWriter::block_stop(int64_t index) {

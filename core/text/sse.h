@@ -29,11 +29,13 @@ public:
     void text_start(int64_t index);
     void thinking_start(int64_t index);
     void tool_start(int64_t index, std::string_view id, std::string_view name);
-    // Of all deltas: valid UTF-8, not empty.
-    void text_delta(int64_t index, std::string_view text);
-    void thinking_delta(int64_t index, std::string_view text);
-    void signature_delta(int64_t index, std::string_view signature);
-    void arguments_delta(int64_t index, std::string_view json);
+    // Frame of a delta up to its text, which is the same for all of a block: written once, and
+    // given to each of them.
+    void text_head(int64_t index);
+    void thinking_head(int64_t index);
+    void signature_head(int64_t index);
+    void arguments_head(int64_t index);
+    void delta(std::string_view head, std::string_view text); // valid UTF-8, not empty
     void block_stop(int64_t index);
     // stop_sequence: nullptr is null. details: usage says how much of the output was thinking.
     void message_delta(std::string_view stop_reason, const std::string_view* stop_sequence,
@@ -43,7 +45,7 @@ public:
 private:
     void number(int64_t value);
     void start(int64_t index, std::string_view block);
-    void delta(int64_t index, std::string_view kind, std::string_view text);
+    void head(int64_t index, std::string_view kind);
 
     std::string& out_;
 };

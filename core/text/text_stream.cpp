@@ -46,6 +46,12 @@ std::string_view token_text(const Vocabulary& vocabulary, const BlockFormat* blo
     return bytes;
 }
 
+StreamPiece::Kind piece_kind(BlockKind block) {
+    if (block == BlockKind::text) return StreamPiece::Kind::text;
+    return block == BlockKind::thinking ? StreamPiece::Kind::thinking
+                                        : StreamPiece::Kind::arguments;
+}
+
 } // namespace
 
 const char* stop_reason_name(StopReason reason) {
@@ -111,9 +117,7 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
     return matcher_.set(settings.stop_strings);
 }
 
-void TextStream::begin() {
-    frames_.clear();
-    if (format_ != StreamFormat::blocks) return;
+void TextStream::forget_pieces() {
     written_.clear();
     piece_bytes_.clear();
 }
@@ -128,6 +132,7 @@ void TextStream::admit(int64_t cached_tokens) {
 
 // Looks for stop strings in what was appended to text_ from `at` on.
 void TextStream::match_from(size_t at) {
+    if (matcher_.count() == 0) return;
     StopMatcher::Match match = matcher_.feed(std::string_view(text_).substr(at));
     if (match.index < 0) return;
     size_t end = at + match.end;
@@ -223,14 +228,16 @@ void TextStream::open_block(BlockKind kind, std::string_view name) {
     block_open_ = true;
     std::string id;
     if (kind == BlockKind::tool_use) id = tool_id(message_id_, calls_);
-    if (frames()) {
-        SseWriter writer(frames_);
-        if (kind == BlockKind::text) writer.text_start(index_);
-        if (kind == BlockKind::thinking) writer.thinking_start(index_);
-        if (kind == BlockKind::tool_use) writer.tool_start(index_, id, name);
-    } else if (kind == BlockKind::tool_use) {
-        add_piece(StreamPiece::Kind::tool_start, name, id);
+    if (!frames()) {
+        if (kind == BlockKind::tool_use) add_piece(StreamPiece::Kind::tool_start, name, id);
+        return;
     }
+    head_.clear();
+    SseWriter writer(frames_), head(head_);
+    if (kind == BlockKind::text) writer.text_start(index_), head.text_head(index_);
+    if (kind == BlockKind::thinking) writer.thinking_start(index_), head.thinking_head(index_);
+    if (kind == BlockKind::tool_use)
+        writer.tool_start(index_, id, name), head.arguments_head(index_);
 }
 
 // Shows the first `bytes` of text_; opens the block with its first content.
@@ -239,22 +246,11 @@ void TextStream::write_content(size_t bytes) {
     if (bytes == 0) return;
     if (!block_open_) open_block(block_);
     std::string_view text = std::string_view(text_).substr(0, bytes);
-    SseWriter writer(frames_);
-    switch (block_) {
-    case BlockKind::text:
-        frames() ? writer.text_delta(index_, text) : add_piece(StreamPiece::Kind::text, text);
-        break;
-    case BlockKind::thinking:
-        frames() ? writer.thinking_delta(index_, text)
-                 : add_piece(StreamPiece::Kind::thinking, text);
-        break;
-    case BlockKind::tool_use:
-        frames() ? writer.arguments_delta(index_, text)
-                 : add_piece(StreamPiece::Kind::arguments, text);
-        break;
-    case BlockKind::none:
-        CHECK_BECAUSE(false, "content belongs to a block");
-    }
+    CHECK_BECAUSE(block_ != BlockKind::none, "content belongs to a block");
+    if (frames())
+        SseWriter(frames_).delta(head_, text);
+    else
+        add_piece(piece_kind(block_), text);
     text_.erase(0, bytes);
 }
 
@@ -264,14 +260,25 @@ void TextStream::close_block() {
     if (block_open_) {
         std::string signature;
         if (block_ == BlockKind::thinking) signer_.finish(signature);
-        SseWriter writer(frames_);
-        if (frames() && !signature.empty()) writer.signature_delta(index_, signature);
-        frames() ? writer.block_stop(index_) : add_piece(StreamPiece::Kind::stop, signature);
+        if (frames())
+            write_stop(signature);
+        else
+            add_piece(StreamPiece::Kind::stop, signature);
         index_++;
     }
     block_ = BlockKind::none;
     block_open_ = false;
     matcher_.reset();
+}
+
+void TextStream::write_stop(std::string_view signature) {
+    SseWriter writer(frames_), head(head_);
+    if (!signature.empty()) {
+        head_.clear();
+        head.signature_head(index_);
+        writer.delta(head_, signature);
+    }
+    writer.block_stop(index_);
 }
 
 void TextStream::add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id) {
@@ -322,7 +329,7 @@ std::string_view TextStream::collect() {
     }
     // The held end is shown only by an answer that ran to its end; a match has been cut off
     // already.
-    bool held = block_ == BlockKind::text && !complete(reason_);
+    bool held = matcher_.count() > 0 && block_ == BlockKind::text && !complete(reason_);
     write_content(text_.size() - (held ? matcher_.held_bytes() : 0));
     if (ended()) write_end();
     if (chunked_ && !frames_.empty()) make_chunk(frames_);

@@ -73,7 +73,10 @@ public:
     StopStatus start(const TextSettings& settings, const Vocabulary* vocabulary);
 
     // A new poll: the bytes of the previous one may be overwritten.
-    void begin();
+    void begin() {
+        frames_.clear();
+        if (format_ == StreamFormat::blocks) forget_pieces();
+    }
     // The request runs; `cached_tokens` of its prompt need no computing. For sse the stream opens.
     void admit(int64_t cached_tokens);
     // One sampled token of the answer. False: it completed a stop string, and the stream has ended:
@@ -109,38 +112,44 @@ private:
     void open_block(BlockKind kind, std::string_view name = {});
     void write_content(size_t bytes);
     void close_block();
+    void write_stop(std::string_view signature);
     void write_end();
+    void forget_pieces();
     bool frames() const { return format_ == StreamFormat::sse; }
     void add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id = {});
 
-    const Vocabulary* vocabulary_ = nullptr;
-    StreamFormat format_ = StreamFormat::sse;
-    bool chunked_ = false;
-    StopReason reason_ = StopReason::none;
-    int32_t stop_index_ = -1;
-    bool admitted_ = false;
-    bool end_written_ = false;
-    std::shared_ptr<const BlockFormat> blocks_;
-    BlockSplitter splitter_;
-    Signer signer_{""};
-    BlockKind block_ = BlockKind::none; // what text_ belongs to
-    bool block_open_ = false;           // and its start was written
-    int64_t index_ = 0;                 // of the next block to be opened, or of the open one
-    int64_t calls_ = 0;
-    int64_t input_tokens_ = 0;
-    Usage usage_;
-    Utf8Assembler assembler_;
-    StopMatcher matcher_;
-    std::string message_id_;
-    std::string model_;
-    std::string fresh_;  // of one token, before it is taken apart
-    std::string text_;   // not yet shown; its end may be held back
-    std::string frames_; // of this poll
     struct Piece {
         StreamPiece::Kind kind;
         size_t text_bytes;
         size_t id_bytes;
     };
+
+    // What every token touches.
+    const Vocabulary* vocabulary_ = nullptr;
+    std::shared_ptr<const BlockFormat> blocks_;
+    StreamFormat format_ = StreamFormat::sse;
+    StopReason reason_ = StopReason::none;
+    int32_t stop_index_ = -1;
+    bool chunked_ = false;
+    bool admitted_ = false;
+    bool end_written_ = false;
+    bool block_open_ = false;           // the start of block_ was written
+    BlockKind block_ = BlockKind::none; // what text_ belongs to
+    Utf8Assembler assembler_;
+    Usage usage_;
+    std::string text_;   // not yet shown; its end may be held back
+    std::string frames_; // of this poll
+    std::string head_;   // of the open block's deltas
+    StopMatcher matcher_;
+    // What only blocks, their borders and the ends of the answer do.
+    int64_t index_ = 0; // of the next block to be opened, or of the open one
+    int64_t calls_ = 0;
+    int64_t input_tokens_ = 0;
+    std::string message_id_;
+    std::string model_;
+    BlockSplitter splitter_;
+    Signer signer_{""};
+    std::string fresh_; // of one token, before it is taken apart
     std::vector<Piece> written_;
     std::string piece_bytes_; // text and id of each
     std::vector<StreamPiece> pieces_;

@@ -70,16 +70,11 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     ] = True
     threads: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=THREADS_MAX,
-            description="Compute threads; 0 takes the cores, 16 at most, or fewer where that is "
-            "measured to be faster.",
-        ),
+        Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 takes the cores, 16 at most."),
     ] = 0
     isa: Annotated[
         Literal["", "ref", "portable", "avx2", "avx512", "amx"],
-        Meta(description="Instruction set; empty takes the best that runs here, as measured."),
+        Meta(description="Instruction set; empty takes the best that runs here."),
     ] = ""
     kv_memory: Annotated[
         int,

@@ -2,14 +2,17 @@
 // start each time.
 //
 // defines: decode_slow, find_stop_slow, held_slow, Answer, answer_slow, MALFORMED,
-// json_unescape_slow
+// json_unescape_slow, JsonReaderSlow, json_object_slow, FoldedBlock, fold_slow
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "../../core/text/text_stream.h"
 
 namespace sublimate::test {
 
@@ -135,6 +138,140 @@ inline std::string json_unescape_slow(std::string_view json) {
         i += 4;
     }
     return text;
+}
+
+// Reads JSON by recursion. Each function takes a value off the front, or says that there is none.
+class JsonReaderSlow {
+public:
+    explicit JsonReaderSlow(std::string_view text) : rest_(text) {}
+
+    bool value(int depth) {
+        white();
+        if (depth > limits::CALL_DEPTH_MAX || rest_.empty()) return false;
+        if (rest_[0] == '{' || rest_[0] == '[') return container(depth);
+        if (rest_[0] == '"') return string();
+        for (std::string_view word : {"true", "false", "null"})
+            if (take(word)) return true;
+        return number();
+    }
+    bool empty() const { return rest_.empty(); }
+
+private:
+    void white() {
+        rest_.remove_prefix(std::min(rest_.find_first_not_of(" \n\t\r"), rest_.size()));
+    }
+    bool take(std::string_view text) {
+        if (!rest_.starts_with(text)) return false;
+        rest_.remove_prefix(text.size());
+        return true;
+    }
+    bool take_spaced(std::string_view text) {
+        white();
+        return take(text);
+    }
+    size_t digits() {
+        size_t count = std::min(rest_.find_first_not_of("0123456789"), rest_.size());
+        rest_.remove_prefix(count);
+        return count;
+    }
+    bool number() {
+        take("-");
+        if (!take("0") && digits() == 0) return false;
+        if (take(".") && digits() == 0) return false;
+        if (!take("e") && !take("E")) return true;
+        if (!take("+")) take("-");
+        return digits() > 0;
+    }
+    // A \u escape; -1 for anything else.
+    int code_unit() {
+        if (!rest_.starts_with("\\u") || rest_.size() < 6) return -1;
+        int unit = 0;
+        for (char digit : rest_.substr(2, 4)) {
+            size_t value = std::string_view("0123456789abcdefABCDEF").find(digit);
+            if (value == std::string_view::npos) return -1;
+            unit = unit * 16 + static_cast<int>(value < 16 ? value : value - 6);
+        }
+        rest_.remove_prefix(6);
+        return unit;
+    }
+    bool string() {
+        if (!take("\"")) return false;
+        while (!rest_.empty() && !take("\"")) {
+            if (static_cast<uint8_t>(rest_[0]) < 0x20) return false;
+            if (rest_.starts_with("\\u")) {
+                int unit = code_unit();
+                bool high = unit >= 0xD800 && unit < 0xDC00;
+                if (unit < 0 || (unit >= 0xDC00 && unit < 0xE000)) return false;
+                if (int low = high ? code_unit() : 0; high && (low < 0xDC00 || low >= 0xE000))
+                    return false;
+                if (rest_.empty()) return false;
+                continue;
+            }
+            bool escape = take("\\");
+            if (rest_.empty()) return false;
+            if (escape && std::string_view("\"\\/bfnrt").find(rest_[0]) == std::string_view::npos)
+                return false;
+            rest_.remove_prefix(1);
+            if (rest_.empty()) return false;
+        }
+        return true;
+    }
+    bool container(int depth) {
+        bool object = take("{");
+        std::string_view end = object || !take("[") ? "}" : "]";
+        if (take_spaced(end)) return true;
+        do {
+            white();
+            if (object && (!string() || !take_spaced(":"))) return false;
+            if (!value(depth + 1)) return false;
+        } while (take_spaced(","));
+        return take(end);
+    }
+
+    std::string_view rest_;
+};
+
+// Whether the text is one JSON object and nothing else.
+inline bool json_object_slow(std::string_view text) {
+    JsonReaderSlow reader(text);
+    return text.starts_with("{") && reader.value(1) && reader.empty();
+}
+
+struct FoldedBlock {
+    StreamPiece::Kind kind; // text, thinking or tool_start
+    std::string text;       // of a call, its arguments
+    std::string name;
+    bool ended = false;
+    bool operator==(const FoldedBlock&) const = default;
+};
+
+// Adds pieces to blocks. False: they break the order that StreamPiece promises.
+inline bool fold_slow(std::span<const StreamPiece> pieces, std::vector<FoldedBlock>& blocks) {
+    using Kind = StreamPiece::Kind;
+    for (const StreamPiece& piece : pieces) {
+        bool open = !blocks.empty() && !blocks.back().ended;
+        if (piece.text.empty() && piece.kind != Kind::stop) return false;
+        if ((piece.kind == Kind::tool_start) == piece.id.empty()) return false;
+        if (piece.kind == Kind::stop || piece.kind == Kind::arguments) {
+            if (!open) return false;
+            if (piece.kind == Kind::stop) {
+                blocks.back().ended = true;
+                if (piece.text.empty() == (blocks.back().kind == Kind::thinking)) return false;
+                continue;
+            }
+            if (blocks.back().kind != Kind::tool_start) return false;
+        } else if (piece.kind == Kind::tool_start) {
+            if (open) return false;
+            blocks.push_back({piece.kind, "", std::string(piece.text)});
+            continue;
+        } else if (!open) {
+            blocks.push_back({piece.kind, "", ""});
+        } else if (blocks.back().kind != piece.kind) {
+            return false;
+        }
+        blocks.back().text += piece.text;
+    }
+    return true;
 }
 
 } // namespace sublimate::test

@@ -1,8 +1,11 @@
 // Fuzz target of the text path: any tokens, any stop strings, any polls. The frames must follow the
 // grammar, their text must be what the slow twin shows, and after each poll neither more nor less.
+// With a block format: any cutting of a text gives the same blocks, and arguments are JSON.
 //
-// Input: byte count of stop strings, then per string a length and its bytes; then per token a byte
-// (low 3 bits length, bit 7 poll before it) and its bytes.
+// Input, if it begins with a byte of 0xF0 and more: bits of the format; lengths and bytes of its
+// four markers, none of them empty; then tokens as below. Else: byte count of stop strings, then
+// per string a length and its bytes; then per token a byte (low 3 bits length, bit 7 poll before
+// it) and its bytes.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -125,9 +128,78 @@ static void run(Reader input) {
     require(stream.usage().output_tokens == wanted.output_tokens, "the billed tokens");
 }
 
+static std::string marker(Reader& input, const char* otherwise) {
+    std::string text = decode_slow(input.bytes(input.byte() & LENGTH_MASK), true);
+    std::erase_if(text, [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; });
+    return text.empty() ? otherwise : text;
+}
+
+static std::shared_ptr<const BlockFormat> format(Reader& input) {
+    constexpr uint8_t NAMED = 1, BARE = 2, EAGER = 4, TEXT = 8, THINKING = 16;
+    uint8_t bits = input.byte();
+    BlockFormat format;
+    format.tool_names = {"a", "get"};
+    format.openings = {marker(input, "<tool_call>")};
+    format.closing = marker(input, "</tool_call>");
+    format.thinking_opening = marker(input, "<think>");
+    format.thinking_closing = marker(input, "</think>");
+    if ((bits & NAMED) != 0) format.name_end = "[ARGS]", format.id_opening = "[CALL_ID]";
+    format.bare = (bits & BARE) != 0 && (bits & NAMED) == 0;
+    format.eager = (bits & EAGER) != 0;
+    if ((bits & TEXT) != 0) format.begins_in = BlockKind::text;
+    if ((bits & THINKING) != 0) format.begins_in = BlockKind::thinking;
+    require(check_format(format) == BlockStatus::ok, "a good format refused");
+    return std::make_shared<BlockFormat>(format);
+}
+
+static void fold(TextStream& stream, std::vector<FoldedBlock>& blocks) {
+    require(stream.collect().empty(), "frames beside pieces");
+    require(fold_slow(stream.pieces(), blocks), "the order of pieces");
+    stream.begin();
+}
+
+static void run_blocks(Reader input) {
+    static TextStream stream;
+    TextSettings settings{StreamFormat::blocks, {}, "msg_1", "model", 1};
+    settings.blocks = format(input);
+    Vocabulary vocabulary;
+    std::vector<FoldedBlock> cut, whole;
+    std::string text;
+    require(stream.start(settings, &vocabulary) == StopStatus::ok, "no stop strings refused");
+    stream.admit(0);
+    while (!input.empty()) {
+        uint8_t control = input.byte();
+        if ((control & POLL_BIT) != 0) fold(stream, cut);
+        std::string token = input.bytes(control & LENGTH_MASK);
+        text += token;
+        (void)vocabulary.add(token);
+        stream.push(vocabulary.size() - 1);
+    }
+    stream.finish(StopReason::max_tokens);
+    fold(stream, cut);
+    // The same text as one token.
+    require(stream.start(settings, &vocabulary) == StopStatus::ok, "no stop strings refused");
+    stream.admit(0);
+    (void)vocabulary.add(text);
+    stream.push(vocabulary.size() - 1);
+    stream.finish(StopReason::max_tokens);
+    fold(stream, whole);
+    require(cut == whole, "blocks that depend on the cutting");
+    for (const FoldedBlock& block : cut) {
+        require(block.ended && !block.text.empty(), "a block without end or content");
+        if (block.kind == StreamPiece::Kind::tool_start)
+            require(json_object_slow(block.text), "arguments that are no JSON object");
+    }
+}
+
 } // namespace sublimate::test
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    sublimate::test::run(sublimate::test::Reader(data, size));
+    using sublimate::test::Reader;
+    constexpr uint8_t BLOCKS = 0xF0;
+    if (size > 0 && data[0] >= BLOCKS)
+        sublimate::test::run_blocks(Reader(data + 1, size - 1));
+    else
+        sublimate::test::run(Reader(data, size));
     return 0;
 }

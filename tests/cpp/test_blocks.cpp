@@ -1,0 +1,213 @@
+// Blocks in C++: JSON against its slow reader, and calls through the splitter at every cut. The
+// splitter's whole behaviour is compared with its Python twin in tests/unit/test_blocks.py.
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../../core/text/text.h"
+#include "expect.h"
+#include "text_twin.h"
+
+static long heap_allocations = 0;
+
+void* operator new(size_t size) {
+    heap_allocations++;
+    if (void* memory = std::malloc(size)) return memory;
+    throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+    std::free(memory);
+}
+
+namespace sublimate::test {
+
+using Kind = BlockPart::Kind;
+
+// Feeds the text; what the scanner took of it.
+static size_t scan(JsonScanner& scanner, std::string_view text) {
+    size_t taken = 0;
+    while (taken < text.size() && scanner.feed(text[taken])) taken++;
+    return taken;
+}
+
+// At every place of a text that the scanner takes: what is safe can be closed to an object.
+static void expect_closable(std::string_view text) {
+    JsonScanner scanner;
+    for (char byte : text) {
+        if (!scanner.feed(byte)) return;
+        std::string closed(text.substr(0, static_cast<size_t>(scanner.safe_bytes())));
+        scanner.close(closed);
+        EXPECT(json_object_slow(closed));
+    }
+}
+
+static void test_scanner_equals_its_twin() {
+    constexpr std::string_view pieces[] = {
+        "{",     "}",     "[",   "]",   ",", ":",       "\"a\"",    "\"",   "1",       "-",
+        "0.5",   "1e",    "e+2", "tru", "e", "true",    "null",     "fals", "\\u00e9", "\\ud83d",
+        "\\ude", "\\uD8", "\\n", "\\",  "/", "\"b\": ", "{\"a\": ", "[1, ", " ",       "\x01",
+    };
+    Random random(7);
+    for (int round = 0; round < 40000; round++) {
+        std::string text = "{";
+        for (uint64_t n = random.next() % 9; n > 0; n--)
+            text += pieces[random.next() % std::size(pieces)];
+        JsonScanner scanner;
+        bool whole = scan(scanner, text) == text.size();
+        EXPECT_EQUAL(whole && scanner.state() == JsonScanner::State::done, json_object_slow(text));
+        expect_closable(text);
+    }
+}
+
+static void test_scanner_on_one_object() {
+    std::string text = R"({"a": [1, -0.5e+10, {"b": null}], "c": "x\u00e9\ud83d\ude38\\", "": {}})";
+    expect_closable(text);
+    JsonScanner scanner;
+    EXPECT_EQUAL(scan(scanner, text), text.size());
+    EXPECT(scanner.state() == JsonScanner::State::done && scanner.depth() == 0);
+    EXPECT_EQUAL(scanner.safe_bytes(), static_cast<int64_t>(text.size()));
+    EXPECT(!scanner.feed(' '));
+    // Where half of something would be shown, the scanner waits.
+    for (auto [part, safe] : {std::pair{R"({"a": "x\)", 8},
+                              {R"({"a": "x\ud83d)", 8},
+                              {R"({"a": 12)", 1},
+                              {R"({"a": 12,)", 8},
+                              {R"({"a": tru)", 1},
+                              {R"({"a)", 1}}) {
+        scanner.reset();
+        EXPECT_EQUAL(scan(scanner, part), std::string_view(part).size());
+        EXPECT_EQUAL(scanner.safe_bytes(), int64_t{safe});
+    }
+}
+
+static void test_scanner_depth_is_bounded() {
+    std::string text = "{\"a\":" + std::string(limits::CALL_DEPTH_MAX - 1, '[');
+    JsonScanner scanner;
+    EXPECT_EQUAL(scan(scanner, text), text.size());
+    EXPECT_EQUAL(scanner.depth(), limits::CALL_DEPTH_MAX);
+    EXPECT(!scanner.feed('['));
+    std::string closed = text;
+    scanner.close(closed);
+    EXPECT(json_object_slow(closed));
+}
+
+static BlockFormat hermes(bool eager) {
+    BlockFormat format;
+    format.tool_names = {"get"};
+    format.openings = {"<tool_call>"};
+    format.closing = "</tool_call>";
+    format.thinking_opening = "<think>";
+    format.thinking_closing = "</think>";
+    format.eager = eager;
+    return format;
+}
+
+static std::string shown(BlockSplitter& splitter, std::string_view text, size_t step) {
+    std::string result;
+    auto add = [&result](std::span<const BlockPart> parts) {
+        for (const BlockPart& part : parts) {
+            EXPECT(part.kind == Kind::end || !part.text.empty());
+            if (part.kind == Kind::call) result += "@";
+            result += part.kind == Kind::end ? "|" : std::string(part.text);
+        }
+    };
+    for (size_t at = 0; at < text.size(); at += step) add(splitter.feed(text.substr(at, step)));
+    add(splitter.finish());
+    return result;
+}
+
+static void test_splitter_by_any_step() {
+    constexpr std::string_view text =
+        "<think>\nhm\n</think>\n\nSo:\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": "
+        "1}}\n"
+        "</tool_call>\n<tool_call>\n{\"name\": \"none\"}\n</tool_call>";
+    constexpr std::string_view wanted = "hm|So:|@get{\"a\": 1}|<tool_call>\n{\"name\": \"none\"}\n"
+                                        "</tool_call>|";
+    for (bool eager : {false, true}) {
+        BlockFormat format = hermes(eager);
+        for (size_t step = 1; step <= text.size(); step++) {
+            BlockSplitter splitter;
+            splitter.start(&format);
+            EXPECT_EQUAL(shown(splitter, text, step), wanted);
+        }
+    }
+}
+
+static void test_formats_that_cannot_be_read() {
+    EXPECT(check_format({}) == BlockStatus::ok);
+    EXPECT(check_format(hermes(true)) == BlockStatus::ok);
+    auto with = [](auto change) {
+        BlockFormat format = hermes(false);
+        change(format);
+        return check_format(format);
+    };
+    EXPECT(with([](BlockFormat& f) { f.openings = {""}; }) == BlockStatus::bad_marker);
+    EXPECT(with([](BlockFormat& f) { f.closing = " x"; }) == BlockStatus::bad_marker);
+    EXPECT(with([](BlockFormat& f) { f.name_end = "a["; }) == BlockStatus::bad_marker);
+    EXPECT(with([](BlockFormat& f) { f.thinking_closing = ""; }) == BlockStatus::bad_marker);
+    EXPECT(with([](BlockFormat& f) { f.tool_names = {"a b"}; }) == BlockStatus::bad_name);
+    EXPECT(with([](BlockFormat& f) { f.name_key = "arguments"; }) == BlockStatus::bad_name);
+}
+
+// Text, thinking and arguments of a stream that has warmed up cost no allocation per token.
+static void test_blocks_cost_no_allocation_per_token() {
+    Vocabulary vocabulary;
+    for (const char* token : {"<think>", " hm", "</think>", "Well, ", "<tool_call>",
+                              "{\"name\": \"get\", \"arguments\": {\"a\": \"", " word", "\"}}"})
+        EXPECT(vocabulary.add(token) == VocabularyStatus::ok);
+    TextStream stream;
+    TextSettings settings{StreamFormat::sse, {}, "msg_0123456789", "model", 1};
+    settings.blocks = std::make_shared<BlockFormat>(hermes(true));
+    int64_t allocations = 0;
+    for (int round = 0; round < 3; round++) {
+        EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+        stream.admit(0);
+        for (int32_t token = 0; token < vocabulary.size(); token++) {
+            int64_t before = heap_allocations;
+            int32_t repeated = token == 1 || token == 3 || token == 6 ? 200 : 1;
+            for (int32_t i = 0; i < repeated; i++) {
+                if (token + i > 0) stream.begin();
+                EXPECT(stream.push(token));
+                EXPECT(token != 6 || !stream.collect().empty());
+            }
+            // A call's beginning makes its id, the end of thinking its signature.
+            if (round > 0 && repeated > 1) allocations += heap_allocations - before;
+        }
+        stream.begin();
+        stream.finish(StopReason::end_turn);
+        EXPECT(stream.reason() == StopReason::tool_use);
+        EXPECT_EQUAL(stream.usage().thinking_tokens, 202);
+        EXPECT(stream.collect().ends_with("{\"type\":\"message_stop\"}\n\n"));
+    }
+    EXPECT_EQUAL(allocations, 0);
+}
+
+static void test_signature_of_known_text() {
+    // RFC 4231, test case 2.
+    Signer signer("Jefe");
+    std::string signature;
+    signer.begin();
+    signer.update("what do ya want ");
+    signer.update("for nothing?");
+    signer.finish(signature);
+    EXPECT_EQUAL(signature, "W9zBRr9gdU5qBCQmCJV1x1oAPwidJzmDnexYuWTsOEM=");
+}
+
+} // namespace sublimate::test
+
+int main() {
+    using namespace sublimate::test;
+    test_scanner_equals_its_twin();
+    test_scanner_on_one_object();
+    test_scanner_depth_is_bounded();
+    test_splitter_by_any_step();
+    test_formats_that_cannot_be_read();
+    test_blocks_cost_no_allocation_per_token();
+    test_signature_of_known_text();
+    return test_result();
+}
