@@ -156,6 +156,7 @@ struct PythonEvent {
     nb::object stop_sequence;
     nb::object token_ids;
     nb::object logprobs;
+    nb::object logprob_ids;
 };
 
 const char* refuse_reason_name(RefuseReason reason) {
@@ -201,6 +202,12 @@ nb::list logprob_list(const StreamEvent& event) {
         }
         result.append(nb::make_tuple(token.chosen, pairs));
     }
+    return result;
+}
+
+nb::list logprob_id_list(const StreamEvent& event) {
+    nb::list result;
+    for (const TokenLogprobs& token : event.logprobs) result.append(token.token);
     return result;
 }
 
@@ -255,7 +262,8 @@ PythonEvent python_event(const StreamEvent& event) {
             piece_list(event.pieces),
             stop_sequence,
             token_list(event.token_ids),
-            logprob_list(event)};
+            logprob_list(event),
+            logprob_id_list(event)};
 }
 
 void bind_event(nb::module_& m) {
@@ -276,6 +284,7 @@ void bind_event(nb::module_& m) {
         .def_ro("pieces", &PythonEvent::pieces)
         .def_ro("token_ids", &PythonEvent::token_ids)
         .def_ro("logprobs", &PythonEvent::logprobs)
+        .def_ro("logprob_ids", &PythonEvent::logprob_ids)
         .def_ro("submitted_ns", &PythonEvent::submitted_ns)
         .def_ro("admitted_ns", &PythonEvent::admitted_ns)
         .def_ro("first_token_ns", &PythonEvent::first_token_ns)

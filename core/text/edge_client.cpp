@@ -515,7 +515,7 @@ bool EdgeClient::apply_token(Stream& stream, const TokenRow& row, const int32_t*
 }
 
 void EdgeClient::take_logprobs(Stream& stream, const TokenRow& row, const int32_t* pairs) {
-    stream.logprobs.push_back({std::bit_cast<float>(row.logprob_bits), row.extra_pairs});
+    stream.logprobs.push_back({row.token, std::bit_cast<float>(row.logprob_bits), row.extra_pairs});
     for (int32_t i = 0; i < row.extra_pairs; i++)
         stream.logprob_pairs.push_back({pairs[2 * i], std::bit_cast<float>(pairs[2 * i + 1])});
 }

@@ -50,6 +50,7 @@ struct LogprobPair {
 };
 
 struct TokenLogprobs {
+    int32_t token;
     float chosen;
     int32_t pair_count; // this many of StreamEvent::logprob_pairs, in order
 };

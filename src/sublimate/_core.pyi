@@ -223,6 +223,8 @@ class StreamEvent:
     `output_tokens`."""
     logprobs: list[tuple[float, list[tuple[int, float]]]]
     """If asked for: per token of this poll (chosen log-probability, [(id, log-probability)])."""
+    logprob_ids: list[int]
+    """Id of each of these tokens, the stop token included; whatever the format."""
     submitted_ns: int
     """Handed to the loop. This and the next five are on the monotonic clock, never decrease from
     one to the next, and are 0 where they were not reached."""

@@ -1,6 +1,6 @@
 """The paths of all surfaces.
 
-defines: TABLE, ROUTES
+defines: TABLE, SHAPES, ROUTES
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes
 from .messages import handlers as messages
+from .openai import handlers as openai
+from .openai.errors import OPENAI_ERRORS
 
 TABLE: dict[str, Methods] = {
     "/v1/messages": {"POST": messages.create_message},
     "/v1/messages/count_tokens": {"POST": messages.count_tokens},
+    "/v1/chat/completions": {"POST": openai.chat_completions},
+    "/v1/completions": {"POST": openai.completions},
     "/v1/models": {"GET": models.list_models},
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},
@@ -25,4 +29,10 @@ TABLE: dict[str, Methods] = {
     "/openapi.json": {"GET": openapi.document},
     "/docs": {"GET": openapi.page},
 }
-ROUTES = Routes(TABLE)
+SHAPES = {
+    "/v1/chat/": OPENAI_ERRORS,
+    "/v1/completions": OPENAI_ERRORS,
+    "/v1/responses": OPENAI_ERRORS,
+}
+"""How errors look at paths that begin so."""
+ROUTES = Routes(TABLE, SHAPES)

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from . import limits
 from .access import Access
 from .engine import EngineLink
-from .errors import ApiError
+from .errors import ApiError, ErrorShape
 from .exchange import Exchange
 from .http import HttpConnection
 from .limits import HttpLimits
@@ -114,6 +114,9 @@ class EdgeServer:
         self._connections.discard(connection)
         self._refused.discard(connection)
         self.metrics.connections = len(self._connections)
+
+    def error_shape(self, path: str) -> ErrorShape:
+        return self.routes.error_shape(path)
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """By the head alone: access, then route."""

@@ -3,7 +3,8 @@
 No text comes from an exception: a text has fixed words, and its blanks take numbers, names from
 our own tables, and paths of the request's fields.
 
-defines: ErrorKind, TABLE, ApiError, field_error, envelope, error_event
+defines: ErrorKind, TABLE, ApiError, field_error, envelope, error_event, ErrorShape,
+         MESSAGES_SHAPE
 """
 
 from __future__ import annotations
@@ -163,6 +164,8 @@ class ApiError(Exception):
         self.code = code
         self.kind = TABLE[code]
         self.text = self.kind.text.format(**blanks)
+        self.path = str(blanks.get("path", ""))
+        """Of the field that is wrong, if it is one."""
         self.extra: dict[str, Any] = {}
         """More members of the body, such as the probe's finding."""
         self.retry_after_seconds: int | None = None
@@ -198,3 +201,23 @@ def envelope(error: ApiError, request_id: str) -> bytes:
 def error_event(error: ApiError, request_id: str) -> bytes:
     """The same as the last frame of a stream."""
     return b"event: error\ndata: " + envelope(error, request_id) + b"\n\n"
+
+
+class ErrorShape:
+    """How errors look on a surface's paths: that of the Messages API, and what others override."""
+
+    id_headers: tuple[str, ...] = ("request-id",)
+    """Headers of every answer that hold the request's id."""
+
+    def status(self, error: ApiError) -> int:
+        return error.kind.status
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return envelope(error, request_id)
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        """The last frames of a stream that breaks."""
+        return error_event(error, request_id)
+
+
+MESSAGES_SHAPE = ErrorShape()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from .coding import accepts_gzip, compress, pays
-from .errors import ApiError, envelope, error_event
+from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from .quota import NOBODY, Lease
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Header = tuple[str, str]
 JSON_TYPE = ("content-type", "application/json")
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 LAST_CHUNK = b"0\r\n\r\n"
 REQUEST_ID_BYTES = 12
 SERVER_ERROR = 500
@@ -87,6 +88,7 @@ class Exchange:
         "_connection",
         "answered",
         "chunked",
+        "error_shape",
         "handler",
         "keep_alive",
         "lease",
@@ -114,6 +116,8 @@ class Exchange:
         """Set by the head alone; handlers never see such a request."""
         self.handler: Any = None
         """Of the route that was found; called with the exchange."""
+        self.error_shape: ErrorShape = MESSAGES_SHAPE
+        """Of the surface whose path this is; of the answer, once that streams."""
         self.owner = NOBODY
         """Whose API key was accepted."""
         self.lease: Lease | None = None
@@ -156,21 +160,23 @@ class Exchange:
         if self.answered:
             return
         if self.streaming:
-            self.finish(self.framed(error_event(error, self.request_id)))
+            self.finish(self.framed(self.error_shape.event(error, self.request_id)))
             return
         if error.kind.close:
             self.keep_alive = False
-        body = envelope(error, self.request_id)
-        self.send_json(error.kind.status, body, error.headers())
+        body = self.error_shape.body(error, self.request_id)
+        self.send_json(self.error_shape.status(error), body, error.headers())
 
     # ---- streams -------------------------------------------------------------------------------
-    def start_stream(self, headers: list[Header], data: bytes) -> bool:
+    def start_stream(
+        self, headers: list[Header], data: bytes, content_type: str = EVENT_STREAM
+    ) -> bool:
         """The head of a stream of events, and its first bytes; as `write`."""
         if self.streaming or self.answered:
             raise RuntimeError("an answer has one head")
         self.streaming = True
         stream = [
-            ("content-type", "text/event-stream; charset=utf-8"),
+            ("content-type", content_type),
             ("cache-control", "no-cache"),
         ]
         if self.chunked:
@@ -211,7 +217,7 @@ class Exchange:
         lines = [
             f"HTTP/1.1 {status} {phrase}",
             f"date: {_date()}",
-            f"request-id: {self.request_id}",
+            *(f"{name}: {self.request_id}" for name in self.error_shape.id_headers),
         ]
         lines += [f"{name}: {value}" for name, value in self.standing_headers]
         lines += [f"{name}: {value}" for name, value in headers]

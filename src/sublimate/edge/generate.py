@@ -11,10 +11,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from .._core import BlockFormat
 from ..config import PROFILES, EdgeSettings, Profile
-from ..model.template import TemplateLimitError
+from ..model.template import Rendered, TemplateLimitError
 from ..model.turns import is_continued
 from . import limits
+from .blocks import block_format
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
@@ -66,11 +70,30 @@ def _submit(
         message_id=answer.message_id,
         model_name=prompt.generation.model_name,
         chunked=exchange.chunked,
+        blocks=_blocks(server.model, prompt),
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     server.answer_begun(answer)
     answer.begin(engine, ticket)
+
+
+def _blocks(model: TextModel, prompt: Prompt) -> BlockFormat | None:
+    """How the answer falls into blocks; None: it is one text."""
+    generation = prompt.generation
+    if generation.raw_prompt:
+        return None
+    told = () if generation.tool_choice == "none" else generation.callable_tools
+    begins_in = "text" if is_continued(generation.turns) else ""
+    thinking = generation.thinking
+    return block_format(
+        model.template.tool_format,
+        model.template.thinking_format,
+        model.tokenizer.special,
+        tool_names=[tool.name for tool in told],
+        begins_in="thinking" if prompt.begins_in_thinking else begins_in,
+        omit_thinking=thinking is not None and not thinking.is_shown,
+    )
 
 
 def _new_answer(
@@ -158,11 +181,12 @@ def prepare(
     """Everything that can be done without the engine. `owner`: whose conversations this one may
     continue. Raises ApiError."""
     read_ns = time.monotonic_ns()
-    is_thinking = generation.thinking is not None and not is_continued(generation.turns)
-    try:
-        rendered = model.template.render(generation.turns, generation.tools, thinking=is_thinking)
-    except TemplateLimitError:
-        raise ApiError("template_limit") from None
+    if isinstance(generation.raw_prompt, tuple):
+        if len(generation.raw_prompt) > context_tokens:
+            raise _too_long(len(generation.raw_prompt), context_tokens)
+        ids = np.array(generation.raw_prompt, np.int32)
+        return Prompt(generation, ids, (read_ns, read_ns, time.monotonic_ns()))
+    rendered = _rendered(generation, model)
     rendered_ns = time.monotonic_ns()
     tokenizer = model.tokenizer
     length = len(rendered.text)
@@ -171,14 +195,29 @@ def prepare(
         # exact number: the beginning tells the rate.
         sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
         estimate = max(context_tokens + 1, len(sample) * length // SAMPLE_CHARACTERS)
-        raise ApiError("prompt_too_long", tokens=estimate, maximum=context_tokens)
+        raise _too_long(estimate, context_tokens)
     ids = model.conversations.encode(rendered, owner)
     if len(ids) > context_tokens:
-        raise ApiError("prompt_too_long", tokens=len(ids), maximum=context_tokens)
+        raise _too_long(len(ids), context_tokens)
     thinking_format = model.template.thinking_format
     begins_in_thinking = (
         thinking_format is not None
+        and not generation.raw_prompt
         and not is_continued(generation.turns)
         and thinking_format.opened_by(rendered.text)
     )
     return Prompt(generation, ids, (read_ns, rendered_ns, time.monotonic_ns()), begins_in_thinking)
+
+
+def _rendered(generation: Generation, model: TextModel) -> Rendered:
+    if isinstance(generation.raw_prompt, str) and generation.raw_prompt:
+        return Rendered(generation.raw_prompt, "")
+    is_thinking = generation.thinking is not None and not is_continued(generation.turns)
+    try:
+        return model.template.render(generation.turns, generation.tools, thinking=is_thinking)
+    except TemplateLimitError:
+        raise ApiError("template_limit") from None
+
+
+def _too_long(tokens: int, maximum: int) -> ApiError:
+    return ApiError("prompt_too_long", tokens=tokens, maximum=maximum)

@@ -12,7 +12,7 @@ returns a Generation, the two makers of answers write what comes back in that AP
 - model_name: `server.model.resolve`, which raises the 404.
 - raise ApiError("field", ...) by field_error(path, reason) for what the body has wrong.
 
-defines: ToolChoice, ThinkingBudget, Generation, Prompt, Surface, UNLIMITED
+defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMITED
 """
 
 from __future__ import annotations
@@ -72,11 +72,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """JSON Schema of the answer's text."""
     thinking: ThinkingBudget | None = None
     """None: off, for models that can switch."""
+    raw_prompt: str | tuple[int, ...] = ""
+    """Instead of turns: text as it is, whose control tokens are such, or token ids."""
 
     def __post_init__(self) -> None:
         """A surface checks its body before; what is wrong here is a bug of it."""
-        if not self.turns and not self.tools:
+        if not self.turns and not self.tools and not self.raw_prompt:
             raise ValueError("a generation needs something to go on from")
+        if self.raw_prompt and (self.turns or self.tools):
+            raise ValueError("a raw prompt is all that the model sees")
         if (self.tool_choice == "tool") != bool(self.chosen_tool):
             raise ValueError("chosen_tool belongs to the choice of one tool")
         if self.chosen_tool and self.chosen_tool not in {t.name for t in self.callable_tools}:
@@ -108,11 +112,14 @@ class Prompt(msgspec.Struct, frozen=True):
             raise ValueError("a prompt has tokens")
 
 
+Reader = Callable[["EdgeServer", "Exchange", bytes], Generation]
+"""Makes a generation of a body. Raises ApiError."""
+
+
 class Surface(msgspec.Struct, frozen=True):
     """One API for generating text."""
 
-    read: Callable[[EdgeServer, Exchange, bytes], Generation]
-    """Of a body. Raises ApiError."""
+    read: Reader
     streamed: Callable[..., Answer]
     """With the arguments of Answer."""
     collected: Callable[..., Answer]

@@ -28,7 +28,7 @@ import httptools
 
 from . import limits
 from .coding import GzipBody
-from .errors import ApiError
+from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Request
 from .limits import HttpLimits
 
@@ -58,6 +58,10 @@ class Application(Protocol):
         ...
 
     def connection_closed(self, connection: HttpConnection) -> None: ...
+
+    def error_shape(self, path: str) -> ErrorShape:
+        """How errors look at a path."""
+        ...
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """Access and route, decided by the head alone."""
@@ -247,6 +251,7 @@ class HttpConnection(asyncio.Protocol):
         request = Request(self._parser.get_method().decode(), self._url, fields, version == "1.1")
         exchange = Exchange(self, request, keep_alive and not self._application.draining)
         self._exchange = exchange
+        exchange.error_shape = self._application.error_shape(request.path)
         if length > self.limits.body_bytes_max:
             exchange.refusal = ApiError("request_too_large", maximum=self.limits.body_bytes_max)
         elif not self._knows_coding(fields.get(b"content-encoding", b"identity").lower()):

@@ -77,7 +77,7 @@ def write_record(
     put(_FIELDS["seed_low"], _word(seed))
     put(_FIELDS["seed_high"], _word(seed >> WORD_BITS))
     put(_FIELDS["flags"], flags)
-    put(_FIELDS["logprobs"], -1)
+    put(_FIELDS["logprobs"], sampling.logprobs)
     put(_FIELDS["logit_bias_count"], len(sampling.logit_bias))
     put(_FIELDS["stop_token_count"], len(stop_tokens))
     first_stop = _FIELDS["stop_tokens"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .errors import ApiError
+from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from .exchange import Exchange, Request
 
 if TYPE_CHECKING:
@@ -24,15 +24,19 @@ class Routes:
     """Paths with the methods that they take. A part of a path in braces, as in /v1/models/{id},
     stands for any one part; a slash inside that part comes as %2F (see Request.segments).
 
-    Raises ValueError for a table that could never be served."""
+    `shapes`: how errors look on paths that begin so, known or not; elsewhere as the Messages API
+    has them. Raises ValueError for a table that could never be served."""
 
-    def __init__(self, table: Mapping[str, Methods]) -> None:
+    def __init__(
+        self, table: Mapping[str, Methods], shapes: Mapping[str, ErrorShape] | None = None
+    ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
                 raise ValueError(f"{path!r} is no path of this server")
             if not methods:
                 raise ValueError(f"{path} takes no method")
         self.table = table
+        self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path
         ]
@@ -50,6 +54,12 @@ class Routes:
             allowed = [*methods, *(["HEAD"] if "GET" in methods else [])]
             raise ApiError("method", allowed=", ".join(allowed))
         return handler
+
+    def error_shape(self, path: str) -> ErrorShape:
+        for beginning, shape in self._shapes:
+            if path.startswith(beginning):
+                return shape
+        return MESSAGES_SHAPE
 
     def _find_open(self, parts: list[str]) -> Methods | None:
         for pattern, methods in self._open:

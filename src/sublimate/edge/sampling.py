@@ -57,6 +57,8 @@ class Sampling(msgspec.Struct, frozen=True):
     stop_sequences: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     logit_bias: tuple[tuple[int, float], ...]
+    logprobs: int = -1
+    """Alternatives told per token, beside its own log-probability; -1: neither."""
 
 
 def check_sampling(

@@ -16,6 +16,7 @@ import msgspec
 
 from .. import _core
 from . import limits
+from .blocks import fold_pieces
 from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
@@ -27,7 +28,7 @@ LOG = logging.getLogger("sublimate.edge")
 ENCODE = msgspec.json.Encoder().encode
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-COMPLETE = frozenset(("end_turn", "max_tokens", "stop_sequence"))
+COMPLETE = frozenset(("end_turn", "max_tokens", "stop_sequence", "tool_use"))
 
 
 class Answer:
@@ -228,7 +229,9 @@ class CollectedAnswer(Answer):
         self.exchange.send_json(200, ENCODE(self._message(event)), headers)
 
     def _message(self, event: _core.StreamEvent) -> dict[str, Any]:
-        content = [{"type": "text", "text": event.text}] if event.text else []
+        content = fold_pieces(event.pieces)
+        if event.text:
+            content = [{"type": "text", "text": event.text}]
         return {
             "id": self.message_id,
             "type": "message",

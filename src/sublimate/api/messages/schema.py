@@ -5,13 +5,13 @@ names it (`check_offered`); so is a value outside its range (edge/sampling.py). 
 no number from text, no float for an integer. Of a name that appears twice in one object the last
 value counts; there is one reader, so nobody can see another.
 
-defines: Block, Message, MessagesRequest, decode_request, check_offered
+defines: Block, Message, MessagesRequest, decode_request, decode_body, check_offered
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -98,13 +98,19 @@ NOT_OFFERED = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("grammar", "output_format"),
 )
+Body = TypeVar("Body")
 _DECODER = msgspec.json.Decoder(MessagesRequest)
 
 
 def decode_request(body: bytes) -> MessagesRequest:
     """The body as a request. Raises ApiError."""
+    return decode_body(_DECODER, body)
+
+
+def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """A body of any surface. Raises ApiError that names the field."""
     try:
-        return _DECODER.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _refused_field(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,0 +1,152 @@
+"""Messages of the surfaces as turns, and the sampling fields that they call by names of their own.
+
+What the Messages API and another surface say of the same conversation gives the same turns, so the
+prompt, its tokens and what the prefix cache knows of it are the same.
+
+defines: Conversation, make_tool, check_tools, checked, renamed, thinking_budget, EFFORTS
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from ..edge.errors import ApiError, field_error
+from ..edge.generation import UNLIMITED, ThinkingBudget
+from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
+from ..model.turns import Block, Role, Text, Thinking, Turn, append_turn
+
+Value = TypeVar("Value")
+
+
+class Conversation:
+    """Takes messages in order. Every method raises ApiError that names `path`."""
+
+    def __init__(self, turns: Sequence[Turn] = ()) -> None:
+        self._turns = list(turns)
+        """Whole ones; after them calls that wait for their results."""
+        self._calls: dict[str, str] = {}
+        """Id of a call -> path of it."""
+        self._results: dict[str, ToolResult] = {}
+
+    def say(self, role: Role, text: str) -> None:
+        """An empty text is nothing said."""
+        if text:
+            self._add(role, Text(text))
+
+    def think(self, text: str) -> None:
+        if text:
+            self._add("assistant", Thinking(text))
+
+    def call(self, path: str, identifier: str, name: str, arguments: str) -> None:
+        """arguments: a JSON object as text, however spaced."""
+        if not TOOL_NAME.fullmatch(name):
+            raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
+        try:
+            given = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            raise field_error(f"{path}.arguments", "expected a JSON object as text") from None
+        if not isinstance(given, dict):
+            raise field_error(f"{path}.arguments", "expected a JSON object as text")
+        if self._results:
+            self._settle()
+        if identifier in self._calls:
+            raise field_error(f"{path}.id", "two calls have this id")
+        self._add("assistant", ToolCall(identifier, name, canonical_json(given)))
+        self._calls[identifier] = path
+
+    def result(self, path: str, identifier: str, text: str) -> None:
+        """Of a call since the last turn of others; in any order."""
+        if identifier not in self._calls or identifier in self._results:
+            raise field_error(path, "no call before it waits for this result")
+        self._results[identifier] = ToolResult(identifier, text)
+
+    def open_calls(self) -> list[str]:
+        """Ids of calls without a result, in order."""
+        return [identifier for identifier in self._calls if identifier not in self._results]
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Of the whole conversation."""
+        self._settle()
+        return tuple(self._turns)
+
+    def _add(self, role: Role, block: Block) -> None:
+        if self._calls and (role != "assistant" or self._results):
+            self._settle()
+        append_turn(self._turns, Turn(role, (block,)))
+
+    def _settle(self) -> None:
+        """The results of the last calls, in the order of the calls."""
+        for identifier, path in self._calls.items():
+            if identifier not in self._results:
+                raise field_error(path, "this call has no result behind it")
+        if self._calls:
+            results = tuple(self._results[identifier] for identifier in self._calls)
+            append_turn(self._turns, Turn("tool", results))
+        self._calls, self._results = {}, {}
+
+
+# ---- tools ---------------------------------------------------------------------------------------
+def make_tool(path: str, name: str, description: str | None, schema: Any, strict: bool) -> Tool:
+    """Raises ApiError that names the field."""
+    if not TOOL_NAME.fullmatch(name):
+        raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
+    if schema is None:
+        schema = {"type": "object", "properties": {}}
+    if not isinstance(schema, dict):
+        raise field_error(f"{path}.parameters", "expected an object")
+    whole: dict[str, Any] = {"type": "object", **cast(dict[str, Any], schema)}
+    if whole["type"] != "object":
+        raise field_error(f"{path}.parameters.type", "expected object")
+    return Tool(name, description or "", whole, strict)
+
+
+def check_tools(tools: Sequence[Tool], tools_max: int) -> None:
+    """Raises ApiError."""
+    if len(tools) > tools_max:
+        raise field_error("tools", f"at most {tools_max} are taken")
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise field_error(f"tools.{index}", "two tools have the same name")
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+def checked(check: Callable[[], Value], names: Mapping[str, str]) -> Value:
+    """What `check` returns; what it refuses under one of our names has the client's name for it."""
+    try:
+        return check()
+    except ApiError as error:
+        raise renamed(error, names) from None
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    head, dot, rest = error.path.partition(".")
+    if error.code != "field" or head not in names:
+        return error
+    reason = error.text.removeprefix(f"{error.path}: ")
+    return field_error(names[head] + dot + rest, reason)
+
+
+# ---- thinking ------------------------------------------------------------------------------------
+EFFORTS = {
+    **{"minimal": 512, "low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
+    "max": UNLIMITED,
+}
+"""Tokens of thinking; "none" is off."""
+RESERVE_SHARE = 4
+RESERVE_TOKENS_MIN = 64
+"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
+
+
+def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:
+    """Off unless somebody asks for it. Raises ApiError."""
+    if effort in (None, "none"):
+        return None
+    if effort not in EFFORTS:
+        raise field_error(path, f"expected one of none, {', '.join(EFFORTS)}")
+    reserve = max(max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN)
+    tokens = min(EFFORTS[effort], max_tokens - reserve)
+    return ThinkingBudget(tokens) if tokens > 0 else None

@@ -1,0 +1,213 @@
+"""The body of POST /v1/chat/completions as a Generation.
+
+defines: ChatRequest, ChatGeneration, read_chat
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ... import _core
+from ...edge.errors import field_error
+from ...edge.exchange import Exchange
+from ...edge.generate import choose_profile
+from ...edge.generation import Generation
+from ...model.tool_formats import Tool
+from ...model.turns import Role
+from ..conversation import Conversation, check_tools, make_tool, thinking_budget
+from ..messages.schema import decode_body
+from .request import (
+    Function,
+    JsonSchema,
+    Part,
+    StopFields,
+    answer_schema,
+    check_not_offered,
+    check_one,
+    checked_sampling,
+    chosen_tool,
+    content_text,
+)
+from .scores import Vocabulary
+
+if TYPE_CHECKING:
+    from ...edge.app import EdgeServer
+
+SPOKEN: dict[str, Role] = {"system": "system", "developer": "system", "user": "user"}
+LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class Call(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[Part] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ToolParam(msgspec.Struct):
+    type: str = "function"
+    function: Function | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(StopFields, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+class ChatGeneration(Generation, frozen=True, kw_only=True):
+    """With what only this API asks for."""
+
+    include_usage: bool = False
+    vocabulary: Vocabulary = ()
+    """Of the log-probabilities, if they are asked for."""
+
+
+def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGeneration:
+    """Raises ApiError."""
+    del exchange
+    request = decode_body(DECODER, body)
+    profile = choose_profile(request.execution_profile, server.settings)
+    model_name = server.model.resolve(request.model)
+    check_not_offered(request, "functions", "function_call", "audio", "web_search_options")
+    check_one("n", request.n)
+    if set(request.modalities or ()) - {"text"}:
+        raise field_error("modalities", "this server answers with text")
+    logprobs = logprobs_of(request.logprobs, request.top_logprobs)
+    limit = ("max_tokens", request.max_tokens)
+    if request.max_completion_tokens is not None:
+        limit = ("max_completion_tokens", request.max_completion_tokens)
+    sampling = checked_sampling(server, request, limit, request.stop, logprobs)
+    tools = read_tools(request.tools or [], server.limits.tools_max)
+    choice, chosen = chosen_tool(request.tool_choice, _chosen_name(request.tool_choice), tools)
+    return ChatGeneration(
+        model_name=model_name,
+        turns=read_messages(request.messages, server.limits.messages_max),
+        sampling=sampling,
+        profile=profile,
+        stream=bool(request.stream),
+        tools=tuple(tools),
+        tool_choice=choice,
+        chosen_tool=chosen,
+        parallel_tools=request.parallel_tool_calls is not False,
+        answer_schema=_answer_schema(request.response_format),
+        thinking=thinking_budget("reasoning_effort", request.reasoning_effort, sampling.max_tokens),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
+    )
+
+
+def logprobs_of(wanted: bool | None, top: int | None) -> int:
+    """Alternatives per token; -1: no log-probabilities. Raises ApiError."""
+    if top is not None and not 0 <= top <= LOGPROBS_MAX:
+        raise field_error("top_logprobs", f"expected an integer from 0 to {LOGPROBS_MAX}")
+    if top is not None and not wanted:
+        raise field_error("top_logprobs", "needs logprobs to be true")
+    return (top or 0) if wanted else -1
+
+
+def read_tools(params: list[ToolParam], tools_max: int) -> list[Tool]:
+    """Raises ApiError."""
+    tools: list[Tool] = []
+    for index, param in enumerate(params):
+        path = f"tools.{index}"
+        if param.type != "function":
+            raise field_error(f"{path}.type", "a function is the only kind of tool offered")
+        function = param.function
+        if function is None:
+            raise field_error(f"{path}.function", "field required")
+        schema, strict = function.parameters, bool(function.strict)
+        path += ".function"
+        tools.append(make_tool(path, function.name, function.description, schema, strict))
+    check_tools(tools, tools_max)
+    return tools
+
+
+def _chosen_name(choice: str | dict[str, Any] | None) -> Any:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
+
+
+def _answer_schema(format: ResponseFormat | None) -> dict[str, Any] | None:
+    if format is None:
+        return None
+    path = "response_format"
+    if format.type == "json_schema":
+        path += ".json_schema"
+    return answer_schema(path, format.type, format.json_schema)
+
+
+def read_messages(messages: list[ChatMessage], messages_max: int) -> tuple[Any, ...]:
+    """Turns. Raises ApiError."""
+    if len(messages) > messages_max:
+        raise field_error("messages", f"at most {messages_max} are taken")
+    conversation = Conversation()
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        text = content_text(f"{path}.content", message.content)
+        if role := SPOKEN.get(message.role):
+            conversation.say(role, text)
+        elif message.role == "assistant":
+            _read_answer(conversation, path, message, text)
+        elif message.role == "tool":
+            if message.tool_call_id is None:
+                raise field_error(f"{path}.tool_call_id", "field required")
+            conversation.result(f"{path}.tool_call_id", message.tool_call_id, text)
+        else:
+            reason = "expected system, developer, user, assistant or tool"
+            raise field_error(f"{path}.role", reason)
+    turns = conversation.turns()
+    if not turns:
+        raise field_error("messages", "at least one message with content is required")
+    return turns
+
+
+def _read_answer(conversation: Conversation, path: str, message: ChatMessage, text: str) -> None:
+    if message.function_call is not None:
+        raise field_error(f"{path}.function_call", "not offered by this server; use tool_calls")
+    if message.audio is not None:
+        raise field_error(f"{path}.audio", "this server cannot hear audio")
+    conversation.think(message.reasoning_content or message.reasoning or "")
+    conversation.say("assistant", text or message.refusal or "")
+    for index, call in enumerate(message.tool_calls or []):
+        at = f"{path}.tool_calls.{index}"
+        if call.type != "function":
+            raise field_error(f"{at}.type", "a function is the only kind of call offered")
+        conversation.call(at, call.id, call.function.name, call.function.arguments)

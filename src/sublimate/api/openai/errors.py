@@ -1,0 +1,50 @@
+"""Errors as OpenAI's clients read them: the texts of the one table in their envelope.
+
+defines: OpenAIErrors, OPENAI_ERRORS, described
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...edge.errors import ApiError, ErrorShape
+
+TYPES = {"request_too_large": "invalid_request_error", "not_found_error": "invalid_request_error",
+         "overloaded_error": "server_error", "api_error": "server_error"}  # fmt: skip
+CODES = {
+    "unauthenticated": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "prompt_too_long": "context_length_exceeded",
+    "rate_limited": "rate_limit_exceeded",
+    "too_many_at_once": "rate_limit_exceeded",
+}
+PARAMS = {"unknown_model": "model", "prompt_too_long": "messages"}
+OVERLOADED, UNAVAILABLE = 529, 503
+"""Their clients know, and retry, the second."""
+
+
+def described(error: ApiError) -> dict[str, Any]:
+    """The inner object."""
+    param = error.path or PARAMS.get(error.code)
+    code = CODES.get(error.code) or error.kind.error_code or None
+    kind = TYPES.get(error.kind.type, error.kind.type)
+    return {"message": error.text, "type": kind, "param": param, "code": code, **error.extra}
+
+
+class OpenAIErrors(ErrorShape):
+    id_headers = ("request-id", "x-request-id")
+
+    def status(self, error: ApiError) -> int:
+        return UNAVAILABLE if error.kind.status == OVERLOADED else error.kind.status
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        del request_id  # in the header
+        return msgspec.json.encode({"error": described(error)})
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"data: " + self.body(error, request_id) + b"\n\n"
+
+
+OPENAI_ERRORS = OpenAIErrors()
