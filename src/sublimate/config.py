@@ -5,7 +5,7 @@ file, SUBLIMATE_KV_MEMORY in the environment, --kv-memory as a flag.
 
 defines: EngineSettings, EdgeSettings, ServerSettings, LogSettings, Settings, Field, FIELDS,
          parse_size, format_size, load_settings, Effective, default_config_path, cache_folder,
-         keys_path
+         data_folder, keys_path
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ THREADS_MAX = 64
 PORT_MAX = 65535
 ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
+DEFAULT_TLS_PORT = 8443
 QUEUE_DEFAULT = 256
 DRAIN_SECONDS_MAX = 86_400
 WATCHDOG_SECONDS_MAX = 86_400
@@ -134,6 +135,15 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins that browsers may call from; * is any.")
     ] = ()
+    tls_certificate: Annotated[
+        str, Meta(description="PEM file of the certificate for HTTPS, with its chain.")
+    ] = ""
+    tls_key: Annotated[
+        str, Meta(description="PEM file of its key; empty: in the certificate's file.")
+    ] = ""
+    data_dir: Annotated[
+        str, Meta(description="Folder for batches, files and a certificate; empty: user data.")
+    ] = ""
     request_gzip: Annotated[
         bool,
         Meta(description="Take request bodies with Content-Encoding: gzip, up to 32 MiB decoded."),
@@ -155,6 +165,13 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=PORT_MAX, description="Port to listen on; 0 takes a free one.")
     ] = DEFAULT_PORT
+    tls: Annotated[
+        bool,
+        Meta(description="HTTPS beside HTTP; without a certificate, with one made for loopback."),
+    ] = False
+    tls_port: Annotated[
+        int, Meta(ge=0, le=PORT_MAX, description="Port of HTTPS; 0 takes a free one.")
+    ] = DEFAULT_TLS_PORT
     stay: Annotated[
         bool,
         Meta(description="If the engine cannot start, keep answering 503 with the reason."),
@@ -313,6 +330,14 @@ def keys_path(settings: Settings) -> Path:
     if settings.edge.keys_file:
         return Path(settings.edge.keys_file).expanduser()
     return default_config_path().with_name("keys.toml")
+
+
+def data_folder(settings: EdgeSettings) -> Path:
+    """Where the server keeps what outlives it: data_dir, else $XDG_DATA_HOME/sublimate."""
+    if settings.data_dir:
+        return Path(settings.data_dir).expanduser()
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "sublimate"
 
 
 def cache_folder(settings: Settings) -> Path:

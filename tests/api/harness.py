@@ -110,6 +110,7 @@ def serve(
     step_delay_us: int = 0,
     prefill_delay_us_per_token: int = 0,
     info: dict[str, Any] | None = None,
+    tls: bool = False,
 ) -> Iterator[Served]:
     """A server for the time of a with block."""
     model = model or tiny_model()
@@ -129,6 +130,7 @@ def serve(
     engine_info = {"context_length": context_tokens, "kv_pages": pages, **(info or {})}
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
+    tls_sock = socket.create_server(("127.0.0.1", 0)) if tls else None
     loop = uvloop.new_event_loop()
     edge = threading.Thread(target=_run_loop, args=(loop,), name="edge")
     edge.start()
@@ -137,6 +139,7 @@ def serve(
         model,
         ROUTES,
         sock,
+        tls_sock=tls_sock,
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,

@@ -423,7 +423,8 @@ def test_no_cycle_between_files() -> None:
 def test_dependencies_are_what_is_imported() -> None:
     """pyproject.toml declares every package that src imports, and no other."""
     project = tomllib.loads(house.read("pyproject.toml"))["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["hub"]]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["hub"], *extras["tls"]]
     names = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in declared}
     imported: set[str] = set()
     for path in PYTHON:

@@ -111,6 +111,7 @@ PATHS: dict[str, tuple[str, str, bool]] = {
     "/readyz": ("get", "New requests would be served.", False),
     "/health": ("get", "The engine makes progress.", False),
     "/version": ("get", "Version, model, policy digest.", False),
+    "/.well-known/sublimate": ("get", "Ports, certificate, policy digest.", False),
     "/metrics": ("get", "Numbers for Prometheus.", False),
 }
 

@@ -1,4 +1,4 @@
-"""Small answers: start-up probes of clients, health, version, metrics.
+"""Small answers: start-up probes of clients, health, version, well_known, metrics.
 
 defines: empty, live, ready, health, version, metrics
 """
@@ -56,6 +56,17 @@ def version(server: EdgeServer, exchange: Exchange) -> None:
         "model": server.model.name,
         "policy": server.policy_digest,
         "template": str(server.model.template.report),
+    }
+    exchange.send_json(200, msgspec.json.encode(body))
+
+
+def well_known(server: EdgeServer, exchange: Exchange) -> None:
+    """Where else this server listens, what certificate to expect, and which policy it follows."""
+    body = {
+        "version": server.version,
+        "ports": server.ports,
+        "certificate_sha256": server.tls_info.get("certificate_sha256"),
+        "policy": server.policy_digest,
     }
     exchange.send_json(200, msgspec.json.encode(body))
 

@@ -25,6 +25,7 @@ TABLE: dict[str, Methods] = {
     "/health": {"GET": probes.health},
     "/ping": {"GET": probes.live},
     "/version": {"GET": probes.version},
+    "/.well-known/sublimate": {"GET": probes.well_known},
     "/metrics": {"GET": probes.metrics},
     "/openapi.json": {"GET": openapi.document},
     "/docs": {"GET": openapi.page},

@@ -178,6 +178,10 @@ def _lines(
         ("KV memory", _memory(engine)),
         ("profile", profile),
     ]
+    if "https" in edge:
+        lines.append(
+            ("HTTPS", f"{edge['https']}, certificate SHA-256 {edge['certificate_sha256']}")
+        )
     if settings.edge.api_keys:
         lines.append(("API keys", f"{len(settings.edge.api_keys)}"))
     return lines

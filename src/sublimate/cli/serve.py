@@ -5,19 +5,22 @@ defines: check_header, serve
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
 import msgspec
 
 from .. import _core
-from ..config import Effective, Settings, cache_folder, keys_path
+from ..config import Effective, Settings, cache_folder, data_folder, keys_path
+from ..edge.tls import server_context
 from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
 from ..keys import read_keys
 from ..model.files import fetch
 from ..supervisor.listen import bind
 from ..supervisor.supervise import Supervisor
+from .certificate import own_certificate
 from .screen import JsonReporter, ScreenReporter
 
 
@@ -41,18 +44,34 @@ def _checked_keys(settings: Settings) -> Path:
     return path
 
 
+def _found(settings: Settings) -> Settings:
+    """The same with the files that the edge reads, each looked at once. Raises ConfigError."""
+    keys = str(_checked_keys(settings))
+    edge = msgspec.structs.replace(settings.edge, keys_file=keys)
+    if settings.server.tls and not edge.tls_certificate:
+        certificate, key = own_certificate(data_folder(edge) / "tls")
+        edge = msgspec.structs.replace(edge, tls_certificate=str(certificate), tls_key=str(key))
+    if edge.tls_certificate:
+        server_context(edge.tls_certificate, edge.tls_key)
+    elif edge.tls_key:
+        raise ConfigError("tls_key is set and tls_certificate is not.")
+    return msgspec.structs.replace(settings, edge=edge)
+
+
 def serve(effective: Effective) -> ExitCode:
     """Runs until a signal. Raises SublimateError."""
     started_seconds = time.monotonic()
     settings = effective.settings
     if settings.engine.script:
         read_script(settings.engine.script)
-    keys = _checked_keys(settings)
-    edge = msgspec.structs.replace(settings.edge, keys_file=str(keys))
-    settings = msgspec.structs.replace(settings, edge=edge)
+    settings = _found(settings)
     reporter_class = JsonReporter if settings.log.log_format == "json" else ScreenReporter
     # A port that is taken is told before a long download.
-    with bind(settings.server.host, settings.server.port) as listen:
+    with contextlib.ExitStack() as sockets:
+        listen = sockets.enter_context(bind(settings.server.host, settings.server.port))
+        listen_tls = None
+        if settings.edge.tls_certificate:
+            listen_tls = sockets.enter_context(bind(settings.server.host, settings.server.tls_port))
         reporter = reporter_class(settings, settings.model, started_seconds)
         file = fetch(settings.model, cache_folder(settings), reporter.fetching)
         reporter.model_name = file.name
@@ -62,6 +81,7 @@ def serve(effective: Effective) -> ExitCode:
             model_path=str(file.path),
             model_name=file.name,
             listen=listen,
+            listen_tls=listen_tls,
             reporter=reporter,
         )
         return supervisor.run()

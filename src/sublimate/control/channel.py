@@ -79,7 +79,8 @@ class Attached(Message, frozen=True, tag="attached"):
 
 # ---- supervisor -> edge ----
 class Start(Message, frozen=True, tag="start"):
-    """Begin to answer on the listening socket that travels with this message."""
+    """Begin to answer on the listening socket that travels with this message, and with TLS on the
+    second one if there are two."""
 
     settings: EdgeSettings
     log: LogSettings

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
 from .stream import Answer
 from .textmodel import TextModel
+from .tls import fingerprint, load_chain, server_context
 
 LOG = logging.getLogger("sublimate.edge")
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
@@ -85,7 +87,12 @@ class EdgeServer:
         self._ticker: asyncio.TimerHandle | None = None
         self._drained: Callable[[], None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._tls: ssl.SSLContext | None = None
+        self.ports: dict[str, int] = {}
+        """Where it listens: http, https."""
+        self.tls_info: dict[str, str] = {}
+        """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", self.policy_digest)]
         self.metrics.engine = lambda: self.engine
         self.metrics.answers = lambda: len(self._answers)
@@ -93,9 +100,26 @@ class EdgeServer:
     # ---- connections (Application of http.py) --------------------------------------------------
     async def listen(self, sock: Any) -> None:
         """Accept connections of a bound, listening socket."""
-        self._listener = await self.loop.create_server(
-            lambda: HttpConnection(self, self.loop), sock=sock
+        listener = await self.loop.create_server(lambda: HttpConnection(self, self.loop), sock=sock)
+        self._listeners.append(listener)
+        self.ports["http"] = sock.getsockname()[1]
+
+    async def listen_tls(self, sock: Any) -> None:
+        """The same with TLS. Raises ConfigError for a certificate that cannot be used."""
+        certificate = self.settings.tls_certificate
+        self._tls = server_context(certificate, self.settings.tls_key)
+        listener = await self.loop.create_server(
+            lambda: HttpConnection(self, self.loop),
+            sock=sock,
+            ssl=self._tls,
+            ssl_handshake_timeout=self.limits.header_seconds,
+            ssl_shutdown_timeout=limits.LINGER_SECONDS,
         )
+        self._listeners.append(listener)
+        host, port = sock.getsockname()[:2]
+        self.ports["https"] = port
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        self.tls_info = {"https": url, "certificate_sha256": fingerprint(certificate)}
 
     def connection_opened(self, connection: HttpConnection) -> bool:
         if len(self._connections) >= self._connection_cap:
@@ -291,14 +315,16 @@ class EdgeServer:
         return "" if self.engine.is_healthy() else "engine_stalled"
 
     def reload(self) -> None:
-        """Read the keys file again. A file that is not valid is told in the log; the keys that
-        were known hold."""
+        """Read the keys file and the certificate again. What is not valid is told in the log; what
+        was known holds."""
         try:
             self.access.reload()
+            if self._tls is not None:
+                load_chain(self._tls, self.settings.tls_certificate, self.settings.tls_key)
         except ConfigError as error:
-            LOG.error("The keys stay as they are. %s", error)
+            LOG.error("Not everything could be read again. %s", error)
         else:
-            LOG.info("The keys file was read again.")
+            LOG.info("Keys and certificate were read again.")
 
     # ---- end -----------------------------------------------------------------------------------
     def drain(self, seconds: float, drained: Callable[[], None]) -> None:
@@ -324,8 +350,8 @@ class EdgeServer:
 
     def close(self) -> None:
         """End at once. Idempotent."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
         self._end_answers()

@@ -245,7 +245,9 @@ class Exchange:
     def base_url(self) -> str:
         """Of this server as the client reached it, by address: a host field may say anything."""
         host, port, *_ = self._connection.transport.get_extra_info("sockname")
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        secure = self._connection.transport.get_extra_info("sslcontext") is not None
+        scheme = "https" if secure else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def unsent_bytes(self) -> int:
         return self._connection.transport.get_write_buffer_size()

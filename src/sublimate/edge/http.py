@@ -421,7 +421,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         self._pipelined_bytes = 0
         if not exchange.keep_alive or self._upgraded or self._application.draining:
-            self._linger()
+            self._linger(read_all=True)
         else:
             self._rest()
 
@@ -481,9 +481,10 @@ class HttpConnection(asyncio.Protocol):
         self._application.refused(exchange)
         self._linger()
 
-    def _linger(self) -> None:
+    def _linger(self, read_all: bool = False) -> None:
         """Close our side. The client's is read and dropped until it closes, or a bound is met: a
-        close with bytes unread would be a reset, which can take the answer from the client."""
+        close with bytes unread would be a reset, which can take the answer from the client. TLS
+        has no half of a close: there a request that was read to its end is closed whole."""
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
@@ -495,6 +496,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        elif read_all:
+            self.transport.close()
         self._unsent_deadline = self._loop.time() + limits.SEND_STALL_SECONDS
         self._arm(limits.LINGER_SECONDS)
 

@@ -57,12 +57,17 @@ class EdgeProcess:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
         model = load_text_model(start.model_path, start.model_name)
-        if len(fds) != 1:
+        if not 1 <= len(fds) <= len(("HTTP", "HTTPS")):
             raise SublimateError("The supervisor sent no listening socket.")
-        sock = socket.socket(fileno=fds[0])
+        sock, *secure = [socket.socket(fileno=fd) for fd in fds]
         http_limits = limits_from_environment(os.environ)
         self._server = await create_server(
-            start.settings, model, self._routes, sock, http_limits=http_limits
+            start.settings,
+            model,
+            self._routes,
+            sock,
+            tls_sock=secure[0] if secure else None,
+            http_limits=http_limits,
         )
         loop = asyncio.get_running_loop()
         self._control.setblocking(False)
@@ -70,7 +75,8 @@ class EdgeProcess:
         # What is loaded stays: no collection need walk it, while streams wait.
         gc.collect()
         gc.freeze()
-        self._tell(channel.EdgeReady(info={"template": str(model.template.report)}))
+        info = {"template": str(model.template.report), **self._server.tls_info}
+        self._tell(channel.EdgeReady(info=info))
         try:
             await self._ended.wait()
         finally:

@@ -27,11 +27,13 @@ async def create_server(
     routes: Routes,
     sock: socket.socket,
     *,
+    tls_sock: socket.socket | None = None,
     http_limits: HttpLimits | None = None,
     region: _core.Region | None = None,
     engine_info: dict[str, Any] | None = None,
 ) -> EdgeServer:
-    """An edge that answers on a listening socket; with a region it serves from the start.
+    """An edge that answers on a listening socket; with a region it serves from the start. On
+    tls_sock it speaks TLS, with the certificate of the settings. Raises ConfigError.
 
     engine_info: as the engine reports it: at least context_length.
     """
@@ -40,6 +42,9 @@ async def create_server(
         server.engine_up(region, engine_info or {})
     tune(sock)
     await server.listen(sock)
+    if tls_sock is not None:
+        tune(tls_sock)
+        await server.listen_tls(tls_sock)
     return server
 
 

@@ -57,12 +57,14 @@ class Supervisor:
         model_name: str,
         listen: socket.socket,
         reporter: Reporter,
+        listen_tls: socket.socket | None = None,
         edge_module: str = EDGE_MODULE,
     ) -> None:
         self._settings = settings
         self._model_path = model_path
         self._model_name = model_name
         self._listen = listen
+        self._listen_tls = listen_tls
         self._reporter = reporter
         self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
         self._edge = Worker("edge", edge_module, channel.FromEdge)
@@ -271,7 +273,8 @@ class Supervisor:
             model_path=self._model_path,
             model_name=self._model_name,
         )
-        self._edge.send(start, (self._listen.fileno(),))
+        listening = (self._listen, self._listen_tls)
+        self._edge.send(start, tuple(sock.fileno() for sock in listening if sock is not None))
         self._tell_unavailable()
         self._make_pair()
 

@@ -1,0 +1,96 @@
+"""A certificate of one's own for loopback: made once, kept in the user's data folder, renewed in
+time. Clients pin or trust it by its fingerprint.
+
+defines: own_certificate
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+NAME = "Sublimate on this machine"
+HOSTS = ("localhost",)
+ADDRESSES = ("127.0.0.1", "::1")
+VALID = datetime.timedelta(days=365)
+RENEWED_BEFORE = datetime.timedelta(days=30)
+PRIVATE_MODE = 0o600
+
+
+def own_certificate(folder: Path) -> tuple[Path, Path]:
+    """(certificate, key) as PEM files in the folder. Raises ConfigError."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    try:
+        if not _is_fresh(certificate) or not key.is_file():
+            _make(certificate, key)
+    except ImportError:
+        raise ConfigError(
+            "A certificate of its own needs the package cryptography: install sublimate[tls], or "
+            "give --tls-certificate and --tls-key."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot hold a certificate: {error.strerror}.") from None
+    return certificate, key
+
+
+def _is_fresh(certificate: Path) -> bool:
+    from cryptography import x509
+
+    try:
+        known = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return known.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > RENEWED_BEFORE
+
+
+def _make(certificate: Path, key: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    secret = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    certificate.parent.mkdir(parents=True, exist_ok=True)
+    # The key first: a certificate without its own would be taken for a pair that is complete.
+    certificate.unlink(missing_ok=True)
+    key.unlink(missing_ok=True)
+    with open(os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE_MODE), "wb") as file:
+        file.write(secret)
+    certificate.write_bytes(_signed(private))
+
+
+def _signed(private: ec.EllipticCurvePrivateKey) -> bytes:
+    """A certificate for loopback, signed by its own key, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    names: list[x509.GeneralName] = [x509.DNSName(host) for host in HOSTS]
+    names += [x509.IPAddress(ipaddress.ip_address(address)) for address in ADDRESSES]
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + VALID)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    )
+    signed = builder.sign(private, hashes.SHA256())
+    return signed.public_bytes(serialization.Encoding.PEM)
