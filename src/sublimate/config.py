@@ -144,6 +144,10 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
     data_dir: Annotated[
         str, Meta(description="Folder for batches, files and a certificate; empty: user data.")
     ] = ""
+    tool_format: Annotated[
+        Literal["", "generic", "hermes", "llama3", "mistral", "mistral-named", "gemma"],
+        Meta(description="How the model writes tool calls; empty: as its chat template tells."),
+    ] = ""
     request_gzip: Annotated[
         bool,
         Meta(description="Take request bodies with Content-Encoding: gzip, up to 32 MiB decoded."),

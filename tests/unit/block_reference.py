@@ -194,9 +194,10 @@ class Call(Json):
         self.arguments: tuple[int, int] | None = None
         self.opened = -1
         """Where the arguments begin that an eager format has shown."""
+        self.is_alone = False
 
     def member(self, key: str, at: int) -> int:
-        if len(self.stack) > 1 or (self.opened >= 0 and self.arguments is None):
+        if len(self.stack) > 1 or self.is_alone:
             return super().member(key, at)
         form = self.form
         is_name, is_arguments = key == form.name_key, key == form.arguments_key
@@ -230,6 +231,7 @@ class Call(Json):
 
     def alone(self, at: int) -> int:
         """The arguments without an object around them."""
+        self.is_alone = True
         if self.form.eager:
             self.opened = at
         end = self.container(at)

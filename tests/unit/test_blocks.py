@@ -93,12 +93,14 @@ def answers(draw: st.DrawFn) -> tuple[Format, str]:
     thoughts = words.map("<think>\n{}\n</think>\n\n".format)
     markers = st.sampled_from([*family.markers, "<think>", "</think>"])
     halves = markers.flatmap(lambda m: st.integers(1, len(m)).map(lambda n: m[:n]))
-    pieces = st.one_of(words, thoughts, markers, halves, JSON_PIECES, calls_of(family))
+    calls = calls_of(family)
+    pieces = st.one_of(words, thoughts, markers, halves, JSON_PIECES, calls, calls, calls)
     text = "".join(draw(st.lists(pieces, max_size=6)))
-    if text and draw(st.booleans()):
+    change = draw(st.sampled_from(["none", "none", "spoil", "cut", "both"]))
+    if text and change in ("spoil", "both"):
         at = draw(st.integers(0, len(text) - 1))
         text = text[:at] + draw(st.sampled_from(["", "x", '"', " ", "}"])) + text[at + 1 :]
-    return form, text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
+    return form, text[: draw(st.integers(0, len(text)))] if change in ("cut", "both") else text
 
 
 WEIRD = st.text("ab<{[", min_size=1, max_size=3)
@@ -136,7 +138,7 @@ def streams(
     return form, tokens, sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
 
 
-BOTH = st.one_of(answers(), weird_answers())
+BOTH = st.one_of(answers(), answers(), weird_answers())
 
 
 def folded(form: Format, tokens: list[bytes], polls: list[int], mode: str, end: int) -> twin.Folded:

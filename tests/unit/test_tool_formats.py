@@ -4,14 +4,16 @@ import base64
 import hashlib
 import hmac
 import json
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tool_templates
+from sublimate.config import EdgeSettings
 from sublimate.errors import ModelError
+from sublimate.model.template import ChatTemplate
 from sublimate.model.thinking import (
     ThinkingFormat,
     choose_thinking_format,
@@ -84,6 +86,19 @@ def test_a_format_can_be_named() -> None:
     assert choose_tool_format(TEMPLATES["hermes"], (), "llama3") is FORMATS["llama3"]
     with pytest.raises(ModelError, match=r"'klingon'.*hermes"):
         choose_tool_format("", (), "klingon")
+
+
+def test_the_setting_names_every_format() -> None:
+    hints = get_type_hints(EdgeSettings, include_extras=True)["tool_format"]
+    assert set(get_args(get_args(hints)[0])) == {"", *FORMATS}
+    assert EdgeSettings().tool_format == ""
+
+
+def test_a_named_format_is_the_templates() -> None:
+    special = {"<|im_start|>": 1, "<|im_end|>": 2}
+    chosen = ChatTemplate(TEMPLATES["hermes"], special, tool_format="gemma")
+    assert chosen.tool_format is FORMATS["gemma"] and chosen.report.tools == "text"
+    assert ChatTemplate(TEMPLATES["hermes"], special).tool_format is FORMATS["hermes"]
 
 
 # ---- calls --------------------------------------------------------------------------------------

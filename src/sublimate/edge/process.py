@@ -56,7 +56,7 @@ class EdgeProcess:
     async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
-        model = load_text_model(start.model_path, start.model_name)
+        model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
         if not 1 <= len(fds) <= len(("HTTP", "HTTPS")):
             raise SublimateError("The supervisor sent no listening socket.")
         sock, *secure = [socket.socket(fileno=fd) for fd in fds]

@@ -52,17 +52,19 @@ class TextModel:
         raise ApiError("unknown_model", model=shown)
 
 
-def text_model_from_metadata(name: str, metadata: Mapping[str, Any]) -> TextModel:
+def text_model_from_metadata(
+    name: str, metadata: Mapping[str, Any], tool_format: str = ""
+) -> TextModel:
     """From GGUF metadata. Raises ModelError."""
     tokenizer = tokenizer_from_metadata(metadata)
-    template = template_from_metadata(metadata, tokenizer)
+    template = template_from_metadata(metadata, tokenizer, tool_format)
     return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")))
 
 
-def load_text_model(path: str, name: str = "") -> TextModel:
-    """From a GGUF file. Raises ModelError."""
+def load_text_model(path: str, name: str = "", tool_format: str = "") -> TextModel:
+    """From a GGUF file; `tool_format` as in ChatTemplate. Raises ModelError."""
     try:
         metadata = _core.Gguf(path).metadata
     except _core.CoreError as error:
         raise ModelError(str(error)) from None
-    return text_model_from_metadata(name or Path(path).stem, metadata)
+    return text_model_from_metadata(name or Path(path).stem, metadata, tool_format)

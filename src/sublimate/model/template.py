@@ -123,8 +123,15 @@ class ChatTemplate:
     """One model's template. `render` may be called from several threads."""
 
     def __init__(
-        self, source: str, special: Iterable[str], *, bos_token: str = "", eos_token: str = ""
+        self,
+        source: str,
+        special: Iterable[str],
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        tool_format: str = "",
     ) -> None:
+        """`tool_format` names one of FORMATS; empty: the template tells. Raises ModelError."""
         if len(source) > SOURCE_CHARACTERS_MAX:
             raise ModelError("The chat template of the model is too long.")
         self._special = tuple(text for text in special if len(text) > 1)
@@ -134,7 +141,7 @@ class ChatTemplate:
         self._source = source or self._fallback_source
         self._environment = _environment(self._source, self._fallback_source)
         self._escape = Escape(self._special)
-        self.tool_format = choose_tool_format(source, self._special)
+        self.tool_format = choose_tool_format(source, self._special, tool_format)
         self.thinking_format = choose_thinking_format(source, self._special)
         self._forms = Form(self.tool_format, self.thinking_format, "reasoning_content" in source)
         self.report = self._probe(bool(source))
@@ -340,7 +347,9 @@ def _environment(source: str, fallback: str) -> minijinja.Environment:
     return environment
 
 
-def template_from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+def template_from_metadata(
+    metadata: Mapping[str, Any], tokenizer: Tokenizer, tool_format: str = ""
+) -> ChatTemplate:
     """Of a GGUF file, or the built-in one. Raises ModelError."""
     source = metadata.get("tokenizer.chat_template", "")
     if not isinstance(source, str):
@@ -350,4 +359,5 @@ def template_from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) ->
         tokenizer.special,
         bos_token=tokenizer.special_text(tokenizer.bos_id),
         eos_token=tokenizer.special_text(tokenizer.eos_id),
+        tool_format=tool_format,
     )
