@@ -156,6 +156,13 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=QUEUE_MAX, description="Requests that may wait; beyond it 529."),
     ] = QUEUE_DEFAULT
+    tool_result_images: Annotated[
+        Literal["refuse", "note"],
+        Meta(
+            description="Images in tool results, which the model cannot see: a 400, or a note to "
+            "the model that one was there."
+        ),
+    ] = "refuse"
     drain_seconds: Annotated[
         float,
         Meta(ge=0, le=DRAIN_SECONDS_MAX, description="Time that streams have at shutdown."),

@@ -31,8 +31,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("R058", "R062"), "tests/processes"),
 }
 
-TOOLS = "Tools are a 400 that names them until the edge can call them."
-THINKING = "Models that think are not served yet; thinking.type enabled is a 400."
+THINKING = "The end of thinking cannot be forced yet, so its budget is a hint."
 OTHER_SURFACE = "The OpenAI surface is not offered yet, so there is nothing to compare with."
 LAUNCHER = "There is no command yet that launches an agent with its environment."
 GPU = "There is no GPU path yet; the case is about device kernels."
@@ -47,8 +46,7 @@ NOT_OFFERED: dict[str, str] = {
     "A12": OTHER_SURFACE,
     "A35": LAUNCHER,
     "A92": LAUNCHER,
-    **dict.fromkeys(("A39", "A79", "A80"), THINKING),
-    **dict.fromkeys(("A43", "A44", "A64", "A66", "A70", "A72", "A73", "A76", "A94"), TOOLS),
+    **dict.fromkeys(("A79", "A80"), THINKING),
     "R004": "Log-probabilities are not offered over HTTP, so no optional output needs memory.",
     "R023": FORMATS,
     **dict.fromkeys(("R029", "R031"), GPU),
@@ -57,7 +55,6 @@ NOT_OFFERED: dict[str, str] = {
     "R061": GPU,
     "R066": NO_GRAMMAR,
     "R068": TIERS,
-    "R106": TOOLS,
     **dict.fromkeys(("R130", "R131", "R133", "R134"), HTTP2),
     **dict.fromkeys(("R137", "R139", "R140"), QUIC),
     "R163": "Nothing is published yet; releases come with signed manifests and trusted publishing.",

@@ -19,7 +19,7 @@ from sublimate.edge.errors import ApiError
 from sublimate.edge.sampling import FLOAT_STEP, Sampling, check_sampling
 
 BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
-PATH = re.compile(r"^[a-z_]+(\.[a-z0-9_]+)*: [a-z0-9_ ,.+\-]+$", re.IGNORECASE)
+PATH = re.compile(r"^[a-z_]+(\.[a-z0-9_]+)*: [a-z0-9_ ,.+\-`']+$", re.IGNORECASE)
 
 
 def request(**fields: Any) -> MessagesRequest:
@@ -128,6 +128,17 @@ def test_what_is_not_offered_is_named(name: str) -> None:
         ({"logit_bias": {"1": "x"}}, "logit_bias: expected a number"),
         ({"tool_choice": "auto"}, "tool_choice: expected an object or null"),
         ({"thinking": {}}, "thinking.type: field required"),
+        ({"thinking": {"type": "on"}}, "thinking.type: expected enabled, adaptive, disabled or"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type: expected auto, any, tool or none"),
+        ({"tools": [{"name": 1}]}, "tools.0.name: expected a string"),
+        ({"output_config": {"effort": "x"}}, "output_config.effort: expected low, medium, high"),
+        ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type: expected json_"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema: field required"),
+        ({"mcp_servers": [{}]}, "mcp_servers: this server calls no other servers"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management.edits.0.type: this server cannot compact conversations",
+        ),
         ({"context_management": {"edits": [{}]}}, "context_management.edits.0.type: field req"),
     ],
 )

@@ -116,6 +116,12 @@ TABLE: dict[str, ErrorKind] = {
     "json_too_deep": ErrorKind(400, INVALID, "The JSON body is nested deeper than {maximum}."),
     "json_too_many": ErrorKind(400, INVALID, "The JSON body has too many keys or containers."),
     "field": ErrorKind(400, INVALID, "{path}: {reason}"),
+    "tool_name_conflict": ErrorKind(
+        400,
+        INVALID,
+        "{path}: two tools have the name {name}",
+        error_code="tool_name_conflict",
+    ),
     "prompt_too_long": ErrorKind(
         400, INVALID, "prompt is too long: {tokens} tokens > {maximum} maximum"
     ),

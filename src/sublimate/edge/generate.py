@@ -58,6 +58,8 @@ def _submit(
     if exchange.gone:
         return
     answer = _new_answer(server, engine, exchange, surface, prompt, timing)
+    blocks = _blocks(server.model, prompt)
+    answer.has_blocks = blocks is not None
     sampling = prompt.generation.sampling
     submission = Submission(
         ids=prompt.ids,
@@ -70,7 +72,7 @@ def _submit(
         message_id=answer.message_id,
         model_name=prompt.generation.model_name,
         chunked=exchange.chunked,
-        blocks=_blocks(server.model, prompt),
+        blocks=blocks,
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)

@@ -74,6 +74,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """None: off, for models that can switch."""
     raw_prompt: str | tuple[int, ...] = ""
     """Instead of turns: text as it is, whose control tokens are such, or token ids."""
+    withdrawn_tools: frozenset[str] = frozenset()
+    """Names of tools that were told and may not be called any more."""
 
     def __post_init__(self) -> None:
         """A surface checks its body before; what is wrong here is a bug of it."""
@@ -93,7 +95,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """All tools that the conversation has told of, by name the last one told."""
         told = [tool for turn in self.turns for b in turn.blocks if isinstance(b, ToolList)
                 for tool in b.tools]  # fmt: skip
-        return tuple({tool.name: tool for tool in (*self.tools, *told)}.values())
+        by_name = {tool.name: tool for tool in (*self.tools, *told)}
+        return tuple(t for name, t in by_name.items() if name not in self.withdrawn_tools)
 
 
 class Prompt(msgspec.Struct, frozen=True):

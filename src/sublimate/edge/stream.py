@@ -53,6 +53,8 @@ class Answer:
         self.message_id = message_id
         self.generation = prompt.generation
         self.prompt_tokens = len(prompt.ids)
+        self.has_blocks = False
+        """The text path takes the answer apart."""
         self.cached_tokens = 0
         self.output_tokens = 0
         self.admitted_seconds = 0.0
@@ -243,8 +245,14 @@ class CollectedAnswer(Answer):
             "stop_details": None,
             "container": None,
             "diagnostics": None,
-            "usage": usage(self.prompt_tokens, self.cached_tokens, event.output_tokens),
+            "usage": self._usage(event),
         }
+
+    def _usage(self, event: _core.StreamEvent) -> dict[str, Any]:
+        counted = usage(self.prompt_tokens, self.cached_tokens, event.output_tokens)
+        if self.has_blocks:
+            counted["output_tokens_details"] = {"thinking_tokens": event.thinking_tokens}
+        return counted
 
 
 def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:

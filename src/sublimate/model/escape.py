@@ -6,7 +6,7 @@ defines: Escape
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -42,17 +42,6 @@ class Escape:
             at = len(text) - n + 1
             text = text[:at] + marker + text[at:]
         return text
-
-    def between(self, text: str, marker: str, known: Iterable[str]) -> str:
-        """The same, but for the texts in `known`, which are control tokens if they can be."""
-        borders = alternatives(tuple(known))
-        if borders is None:
-            return self.text(text, marker)
-        at, parts = 0, list[str]()
-        for match in borders.finditer(text):
-            parts += (self.text(text[at : match.start()], marker), match[0])
-            at = match.end()
-        return "".join([*parts, self.text(text[at:], marker)])
 
     def json(self, data: bytes, marker: str) -> Any:
         """The value of a JSON text, with all its strings escaped, keys too."""

@@ -25,7 +25,6 @@ from .turns import (
     Thinking,
     ToolList,
     Turn,
-    WrittenCall,
     append_turn,
     said,
 )
@@ -53,9 +52,6 @@ def all_texts(turns: Sequence[Turn], tools: Sequence[Tool]) -> Iterator[str]:
             match block:
                 case Text(text=text) | Thinking(text=text) | ToolResult(text=text):
                     yield text
-                case WrittenCall():
-                    yield block.written
-                    yield block.name + block.arguments
                 case ToolCall():
                     yield block.name + block.arguments
                 case ToolList():
@@ -67,9 +63,7 @@ def _tool_text(tool: Tool) -> str:
     return msgspec.json.encode(tool).decode()
 
 
-def escaped_turns(
-    turns: Sequence[Turn], escape: Escape, marker: str, tool_format: ToolFormat
-) -> list[Turn]:
+def escaped_turns(turns: Sequence[Turn], escape: Escape, marker: str, form: Form) -> list[Turn]:
     """The turns with no text that reads like a control token."""
 
     def escaped(block: Block) -> Block:
@@ -78,24 +72,19 @@ def escaped_turns(
                 return Text(escape.text(text, marker))
             case Thinking(text=text):
                 return Thinking(escape.text(text, marker))
-            case WrittenCall(written=written):
-                # The model wrote it here, markers and all: these are what they were.
-                shown = escape.between(written, marker, tool_format.markers)
-                name, arguments = escape.text(block.name, marker), _arguments(block, escape, marker)
-                return WrittenCall(block.id, name, arguments, shown)
-            case ToolCall(id=id, name=name):
-                arguments = _arguments(block, escape, marker)
-                return ToolCall(id, escape.text(name, marker), arguments)
+            case ToolCall(id=id, name=name, arguments=arguments):
+                if form.calls_in_text:
+                    # As they are written, which may be as the model wrote them.
+                    shown = escape.text(arguments, marker)
+                else:
+                    shown = canonical_json(escape.json(arguments.encode(), marker))
+                return ToolCall(id, escape.text(name, marker), shown)
             case ToolResult(call_id=call_id, text=text, is_error=is_error):
                 return ToolResult(call_id, escape.text(text, marker), is_error)
             case ToolList(tools=tools):
                 return ToolList(tuple(escaped_tools(tools, escape, marker)))
 
     return [Turn(turn.role, tuple(map(escaped, turn.blocks))) for turn in turns]
-
-
-def _arguments(call: ToolCall, escape: Escape, marker: str) -> str:
-    return canonical_json(escape.json(call.arguments.encode(), marker))
 
 
 def escaped_tools(tools: Iterable[Tool], escape: Escape, marker: str) -> list[Tool]:
@@ -149,10 +138,6 @@ def answer_text(turn: Turn, form: Form, *, with_thinking: bool) -> str:
         blocks = list(group)
         if is_call:
             calls = [block for block in blocks if isinstance(block, ToolCall)]
-            written = [call.written for call in calls if isinstance(call, WrittenCall)]
-            if len(written) == len(calls):
-                text += "".join(written)
-                continue
             text += (tool_format.text_separator if text else "") + tool_format.calls_text(calls)
             continue
         for block in blocks:

@@ -158,7 +158,7 @@ class ChatTemplate:
         sequence of turns.
         """
         marker, end = self._markers(turns, tools)
-        turns = escaped_turns(turns, self._escape, marker, self.tool_format)
+        turns = escaped_turns(turns, self._escape, marker, self._forms)
         tools = escaped_tools(tools, self._escape, marker)
         in_text = self.report.tools == "text"
         shown_tools = () if in_text else tools

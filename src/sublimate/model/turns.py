@@ -1,6 +1,6 @@
 """A conversation in one form, whatever API it came through.
 
-defines: Text, Thinking, ToolList, WrittenCall, Block, Role, Turn, said, TURN_SEPARATOR,
+defines: Text, Thinking, ToolList, Block, Role, Turn, said, TURN_SEPARATOR,
          BLOCK_SEPARATOR, append_turn, fold_system_turns, user_first, is_continued
 """
 
@@ -41,13 +41,6 @@ class ToolList(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.tools:
             raise ValueError("a list of no tools tells nothing")
-
-
-class WrittenCall(ToolCall, frozen=True):
-    """A call of which it is known how the model wrote it (see call_memory.py)."""
-
-    written: str = ""
-    """From the end of what was before it to the end of the call."""
 
 
 Block = Text | Thinking | ToolCall | ToolResult | ToolList

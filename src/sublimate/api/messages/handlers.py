@@ -35,7 +35,7 @@ def count_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | No
     return prepared(
         server,
         exchange,
-        lambda body: read_count(server, body),
+        lambda body: read_count(server, body, exchange.tenant_key),
         context,
         lambda prompt: _send_count(exchange, prompt),
     )
@@ -44,6 +44,6 @@ def count_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | No
 def _send_count(exchange: Exchange, prompt: Prompt) -> None:
     generation = prompt.generation
     result: dict[str, Any] = {"input_tokens": len(prompt.ids)}
-    if isinstance(generation, MessagesGeneration) and generation.edits_context:
-        result["context_management"] = {"original_input_tokens": len(prompt.ids)}
+    if isinstance(generation, MessagesGeneration) and generation.original_tokens is not None:
+        result["context_management"] = {"original_input_tokens": generation.original_tokens}
     exchange.send_json(200, msgspec.json.encode(result))

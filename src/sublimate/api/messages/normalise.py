@@ -1,114 +1,365 @@
 """A request's system prompt and messages as turns: one form for everything that means the same.
 
 String content, one text block and the same block with cache_control give the same turns. What
-varies without meaning anything (the billing line that a client puts first) is dropped, so that
-conversations keep their common prefix.
+varies without meaning anything (the billing line that a client puts first, empty text blocks, the
+place of results within their message) is brought into one form, so that conversations keep their
+common prefix. Results stand behind their calls, in the order of these.
 
-defines: BILLING_PREFIX, normalise
+defines: BILLING_PREFIX, Policy, Conversation, normalise
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
 from ...edge.errors import ApiError, field_error
-from ...model.turns import BLOCK_SEPARATOR, Role, Turn, append_turn, said
-from .schema import Block, MessagesRequest
+from ...model.tool_formats import TOOL_NAME, ToolCall, ToolResult, canonical_json
+from ...model.turns import (
+    BLOCK_SEPARATOR,
+    Block,
+    Role,
+    Text,
+    Thinking,
+    ToolList,
+    Turn,
+    append_turn,
+)
+from .content import (
+    Base64Source,
+    ContentSource,
+    DefinedTool,
+    DocumentBlock,
+    FileSource,
+    ImageBlock,
+    InputBlock,
+    McpToolUseBlock,
+    RedactedThinkingBlock,
+    ResultBlock,
+    SearchResultBlock,
+    ServerResult,
+    ServerToolUseBlock,
+    TextBlock,
+    TextSource,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
+from .schema import Message, MessagesRequest
+from .tools import ToolParam, ToolSet, read_tool
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
-ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
-
-# Blocks that the API knows and this server cannot serve yet.
-UNSERVED = {
-    "image": "this server cannot read images yet",
-    "document": "this server cannot read documents yet",
-    "container_upload": "this server cannot read uploads yet",
-    "search_result": "this server cannot read search results yet",
-    "tool_use": "this server cannot call tools yet",
-    "tool_result": "this server cannot call tools yet",
-    "tool_reference": "this server cannot call tools yet",
-    "tool_addition": "this server cannot call tools yet",
-    "tool_removal": "this server cannot call tools yet",
-    "server_tool_use": "this server cannot call tools yet",
-    "mcp_tool_use": "this server cannot call tools yet",
-    "mcp_tool_result": "this server cannot call tools yet",
-    "web_search_tool_result": "this server cannot call tools yet",
-    "web_fetch_tool_result": "this server cannot call tools yet",
-    "code_execution_tool_result": "this server cannot call tools yet",
-    "bash_code_execution_tool_result": "this server cannot call tools yet",
-    "text_editor_code_execution_tool_result": "this server cannot call tools yet",
-    "tool_search_tool_result": "this server cannot call tools yet",
-    "compaction": "this server cannot compact conversations yet",
-}
-THINKING = ("thinking", "redacted_thinking")
+IMAGE_NOTE = "(There was an image here. This model cannot see images.)"
+NO_RESULT = "(The result of this call is not part of the conversation.)"
+REMOVED = "The tool {name} can no longer be called."
 
 
-def normalise(request: MessagesRequest, *, messages_max: int) -> list[Turn]:
+class Policy(msgspec.Struct, frozen=True):
+    """What a server decides for all its conversations."""
+
+    model_name: str
+    messages_max: int
+    image_notes: bool = False
+    """An image in a result becomes a note to the model, in place of a 400."""
+
+
+class Conversation(msgspec.Struct):
+    """What normalisation makes of a request."""
+
+    turns: list[Turn]
+    withdrawn: frozenset[str]
+    """Names of tools that were removed on the way."""
+
+
+def normalise(request: MessagesRequest, tools: ToolSet, policy: Policy) -> Conversation:
     """Turns in order, neighbours merged; a last assistant turn is to be continued.
 
     Raises ApiError.
     """
     messages = request.messages
-    if not messages:
+    if not messages and not request.tools:
         raise field_error("messages", "at least one message is required")
-    if len(messages) > messages_max:
-        raise field_error("messages", f"at most {messages_max} are taken")
-    turns: list[Turn] = []
-    if system := _system_text(request):
-        turns.append(said("system", system))
+    if len(messages) > policy.messages_max:
+        raise field_error("messages", f"at most {policy.messages_max} are taken")
+    reader = _Reader(tools, policy)
+    reader.opening(request.system)
     for index, message in enumerate(messages):
-        path = f"messages.{index}"
-        role = ROLES.get(message.role)
-        if role is None:
-            raise field_error(f"{path}.role", "expected user, assistant or system")
-        text = _text(message.content, f"{path}.content", role)
-        if not text:
-            if role == "assistant" and index == len(messages) - 1:
-                continue  # nothing to continue: the answer begins anew
-            raise field_error(f"{path}.content", "must not be empty")
-        append_turn(turns, said(role, text))
-    if not turns:
+        reader.message(message, index, is_last=index == len(messages) - 1)
+    reader.settle()
+    if messages and not reader.turns:
         raise field_error("messages", "at least one message with content is required")
-    return turns
+    return Conversation(reader.turns, frozenset(reader.withdrawn))
 
 
-def _system_text(request: MessagesRequest) -> str:
-    system = request.system
-    if system is None or isinstance(system, str):
-        return system or ""
-    blocks = system
-    if blocks and (blocks[0].text or "").startswith(BILLING_PREFIX):
-        blocks = blocks[1:]
-    skipped = len(system) - len(blocks)
-    texts: list[str] = []
-    for index, block in enumerate(blocks):
-        if block.type != "text":
-            raise _refused_block(block, f"system.{index + skipped}")
-        texts.append(_block_text(block, f"system.{index + skipped}"))
-    return BLOCK_SEPARATOR.join(filter(None, texts))
+class _Calls(msgspec.Struct):
+    """Calls of one assistant turn, and what came of them."""
+
+    path: str
+    place: int
+    """Of the turn."""
+    ids: list[str]
+    results: dict[str, tuple[Block, ...]] = {}
 
 
-def _text(content: str | list[Block], path: str, role: Role) -> str:
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, block in enumerate(content):
-        if block.type == "text":
-            texts.append(_block_text(block, f"{path}.{index}"))
-        elif block.type in THINKING and role == "assistant":
-            continue  # of another model or an earlier turn: no part of the prompt
+class _Reader:
+    """Walks through a request once."""
+
+    def __init__(self, tools: ToolSet, policy: Policy) -> None:
+        self.turns: list[Turn] = []
+        self.withdrawn: set[str] = set()
+        self._tools = tools
+        self._policy = policy
+        self._calls: _Calls | None = None
+        """Whose results may still come."""
+
+    # ---- turns ---------------------------------------------------------------------------------
+    def opening(self, system: str | list[TextBlock] | None) -> None:
+        if isinstance(system, str):
+            self._add("system", [Text(system)])
+            return
+        blocks = system or []
+        if blocks and blocks[0].text.startswith(BILLING_PREFIX):
+            blocks = blocks[1:]
+        self._add("system", [Text(block.text) for block in blocks])
+
+    def message(self, message: Message, index: int, *, is_last: bool) -> None:
+        path = f"messages.{index}"
+        self._filled = False
+        content = message.content
+        blocks: Sequence[InputBlock] = [TextBlock(content)] if isinstance(content, str) else content
+        if message.role == "assistant":
+            self.settle()
+            self._assistant(blocks, path)
         else:
-            raise _refused_block(block, f"{path}.{index}")
-    return BLOCK_SEPARATOR.join(filter(None, texts))
+            self._told(message.role, blocks, path)
+        if self._filled or (is_last and message.role == "assistant"):
+            return  # nothing to continue: the answer begins anew
+        raise field_error(f"{path}.content", "must not be empty")
+
+    def _add(self, role: Role, blocks: list[Block]) -> None:
+        merged = _merged(blocks)
+        if merged:
+            append_turn(self.turns, Turn(role, tuple(merged)))
+            self._filled = True
+
+    def _told(self, role: Role, blocks: Sequence[InputBlock], path: str) -> None:
+        """A message of the user, or a system turn on the way."""
+        said: list[Block] = []
+        for number, block in enumerate(blocks):
+            place = f"{path}.content.{number}"
+            match block:
+                case TextBlock(text=text):
+                    said.append(Text(text))
+                case DocumentBlock():
+                    said.append(Text(self._document(block, place)))
+                case SearchResultBlock():
+                    said.append(Text(_search_result(block)))
+                case ToolResultBlock() if role == "user":
+                    self._result(block, place)
+                    self._filled = True
+                case ToolAdditionBlock() if role == "system":
+                    said.append(self._addition(block, place))
+                case ToolRemovalBlock() if role == "system":
+                    said.append(self._removal(block, place))
+                case _:
+                    raise self._refused(block, role, place)
+        self._add(role, said)
+
+    def _assistant(self, blocks: Sequence[InputBlock], path: str) -> None:
+        said: list[Block] = []
+        for number, block in enumerate(blocks):
+            place = f"{path}.content.{number}"
+            match block:
+                case TextBlock(text=text):
+                    said.append(Text(text))
+                case DocumentBlock():
+                    said.append(Text(self._document(block, place)))
+                case ThinkingBlock(thinking=thinking):
+                    said += [Thinking(thinking)] if thinking else []
+                    self._filled = True
+                case RedactedThinkingBlock():
+                    self._filled = True  # nobody here can read it
+                case ToolUseBlock() | ServerToolUseBlock() | McpToolUseBlock():
+                    said.append(_call(block, place))
+                case ServerResult(tool_use_id=call_id, content=content):
+                    # It came while the turn went on: the turn ends here and begins again.
+                    self._end_assistant(said, path)
+                    said = []
+                    result = ToolResult(call_id, _json_text(content))
+                    self._keep_result(call_id, (result,), f"{place}.tool_use_id")
+                case _:
+                    raise self._refused(block, "assistant", place)
+        self._end_assistant(said, path)
+        unanswered = {b.id for b in blocks if isinstance(b, ServerToolUseBlock | McpToolUseBlock)}
+        if self._calls is not None:
+            for call_id in unanswered & set(self._calls.ids) - self._calls.results.keys():
+                self._calls.results[call_id] = (ToolResult(call_id, NO_RESULT),)
+
+    def _end_assistant(self, said: list[Block], path: str) -> None:
+        if not said:
+            return
+        if self._calls is not None and self._calls.results:
+            self.settle()
+        self._add("assistant", said)
+        ids = [block.id for block in said if isinstance(block, ToolCall)]
+        if ids:
+            known = self._calls.ids if self._calls is not None else []
+            self._calls = _Calls(path, len(self.turns) - 1, [*known, *ids])
+
+    # ---- calls and results ---------------------------------------------------------------------
+    def settle(self) -> None:
+        """All results of the calls are there: they become the turn behind these. Raises ApiError
+        if one is missing."""
+        calls, self._calls = self._calls, None
+        if calls is None:
+            return
+        missing = [call_id for call_id in calls.ids if call_id not in calls.results]
+        if missing:
+            reason = "`tool_use` without a `tool_result` in the next message: "
+            raise field_error(calls.path, reason + ", ".join(missing)[:MISSING_CHARACTERS_MAX])
+        results = [block for call_id in calls.ids for block in calls.results[call_id]]
+        self.turns.insert(calls.place + 1, Turn("tool", tuple(results)))
+
+    def _result(self, block: ToolResultBlock, path: str) -> None:
+        content = block.content
+        if isinstance(content, str) or content is None:
+            blocks: list[ResultBlock] = [TextBlock(content or "")]
+        else:
+            blocks = content
+        texts: list[str] = []
+        tools: list[ToolList] = []
+        is_error = bool(block.is_error)
+        for number, part in enumerate(blocks):
+            place = f"{path}.content.{number}"
+            match part:
+                case TextBlock(text=text):
+                    texts.append(text)
+                case DocumentBlock():
+                    texts.append(self._document(part, place))
+                case SearchResultBlock():
+                    texts.append(_search_result(part))
+                case ToolReferenceBlock(tool_name=name):
+                    tools.append(self._reference(name, f"{place}.tool_name"))
+                case ImageBlock() if self._policy.image_notes:
+                    texts.append(IMAGE_NOTE)
+                    is_error = True
+                case _:
+                    raise self._refused(part, "user", place)
+        text = BLOCK_SEPARATOR.join(filter(None, texts))
+        result = ToolResult(block.tool_use_id, text, is_error)
+        self._keep_result(block.tool_use_id, (result, *tools), f"{path}.tool_use_id")
+
+    def _keep_result(self, call_id: str, blocks: tuple[Block, ...], path: str) -> None:
+        if self._calls is None or call_id not in self._calls.ids:
+            raise field_error(path, "no `tool_use` of the message before it has this id")
+        if call_id in self._calls.results:
+            raise field_error(path, "this `tool_use` has a result already")
+        self._calls.results = {**self._calls.results, call_id: blocks}
+
+    def _reference(self, name: str, path: str) -> ToolList:
+        tool = self._tools.find(name)
+        if tool is None:
+            raise field_error(path, "no tool of this request has this name")
+        return ToolList((tool,))
+
+    def _addition(self, block: ToolAdditionBlock, path: str) -> ToolList:
+        if isinstance(block.tool, DefinedTool):
+            try:
+                param = msgspec.json.decode(block.tool.definition, type=ToolParam)
+            except msgspec.ValidationError:
+                raise field_error(
+                    f"{path}.tool.definition", "not the definition of a tool"
+                ) from None
+            told = ToolList((read_tool(param, f"{path}.tool.definition"),))
+        else:
+            told = self._reference(block.tool.name, f"{path}.tool.name")
+        self.withdrawn -= {tool.name for tool in told.tools}
+        return told
+
+    def _removal(self, block: ToolRemovalBlock, path: str) -> Text:
+        name = block.tool.name
+        if not TOOL_NAME.fullmatch(name):
+            raise field_error(f"{path}.tool.name", "no tool has this name")
+        self.withdrawn.add(name)
+        return Text(REMOVED.format(name=name))
+
+    # ---- contents ------------------------------------------------------------------------------
+    def _document(self, block: DocumentBlock, path: str) -> str:
+        match block.source:
+            case TextSource(data=text):
+                pass
+            case ContentSource(content=str() as text):
+                pass
+            case ContentSource(content=parts):
+                for number, part in enumerate(parts):
+                    if isinstance(part, ImageBlock):
+                        raise self._refused(part, "user", f"{path}.source.content.{number}")
+                texts = [part.text for part in parts if isinstance(part, TextBlock)]
+                text = BLOCK_SEPARATOR.join(filter(None, texts))
+            case Base64Source():
+                raise field_error(f"{path}.source.type", "this server reads documents as text only")
+            case UrlSource():
+                raise field_error(f"{path}.source.type", "this server fetches no URLs")
+            case FileSource():
+                raise field_error(f"{path}.source.type", "this server keeps no files")
+        if not text:
+            raise field_error(f"{path}.source", "must not be empty")
+        head = [f"Document: {block.title}"] if block.title else ["Document:"]
+        return BLOCK_SEPARATOR.join([*head, *filter(None, [block.context]), text])
+
+    def _refused(self, block: Any, role: Role, path: str) -> ApiError:
+        kind: str = block.__struct_config__.tag
+        if kind == "image":
+            return field_error(
+                path, f"model {self._policy.model_name} does not support image input"
+            )
+        if kind in ASSISTANT_ONLY:
+            return field_error(path, "belongs to assistant messages")
+        if kind in UNSERVED:
+            return field_error(path, UNSERVED[kind])
+        return field_error(path, f"a block of this type is not taken in a message of the {role}")
 
 
-def _block_text(block: Block, path: str) -> str:
-    if block.text is None:
-        raise field_error(f"{path}.text", "field required")
-    return block.text
+MISSING_CHARACTERS_MAX = 200
+"""Of ids that an error repeats."""
+ASSISTANT_ONLY = ("thinking", "redacted_thinking", "tool_use", "server_tool_use", "mcp_tool_use")
+UNSERVED = {
+    "container_upload": "this server has no containers",
+    "compaction": "this server cannot compact conversations",
+    "browser_state": "this server cannot see a browser",
+}
 
 
-def _refused_block(block: Block, path: str) -> ApiError:
-    if reason := UNSERVED.get(block.type):
-        return field_error(path, reason)
-    if block.type in THINKING:
-        return field_error(path, "thinking belongs to assistant messages")
-    return field_error(f"{path}.type", "unknown block type")
+def _merged(blocks: list[Block]) -> list[Block]:
+    """Without empty texts; neighbouring ones are one."""
+    merged: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Text):
+            if not block.text:
+                continue
+            if merged and isinstance(last := merged[-1], Text):
+                merged[-1] = Text(last.text + BLOCK_SEPARATOR + block.text)
+                continue
+        merged.append(block)
+    return merged
+
+
+def _call(block: ToolUseBlock | ServerToolUseBlock | McpToolUseBlock, path: str) -> ToolCall:
+    if not TOOL_NAME.fullmatch(block.name):
+        raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
+    return ToolCall(block.id, block.name, canonical_json(block.input))
+
+
+def _search_result(block: SearchResultBlock) -> str:
+    texts = [part.text for part in block.content]
+    return BLOCK_SEPARATOR.join(filter(None, [block.title, block.source, *texts]))
+
+
+def _json_text(content: Any) -> str:
+    return content if isinstance(content, str) else canonical_json(content)

@@ -5,52 +5,157 @@ defines: MessagesGeneration, read_message, read_count
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...config import Profile
+from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
-from ...edge.generation import Generation
-from ...edge.sampling import SamplingFields
-from .normalise import normalise
-from .schema import MessagesRequest, check_offered, decode_request
+from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
+from ...edge.sampling import Sampling, SamplingFields
+from ...model.turns import Turn
+from .edits import AppliedEdit, apply_edits
+from .normalise import Policy, normalise
+from .schema import MessagesRequest, ThinkingParam, check_offered, decode_request
+from .tools import read_tools
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
+
+THINKING_TOKENS_MIN = 1024
+"""Least budget that the API takes."""
+RESERVE_SHARE = 4
+RESERVE_TOKENS_MIN = 64
+"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
+DEFAULT_EFFORT = "high"
+EFFORT_TOKENS = {
+    **{"low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
+    "max": UNLIMITED,
+}
 
 
 class MessagesGeneration(Generation, frozen=True, kw_only=True):
     """With what only this API asks for."""
 
-    edits_context: bool = False
-    """The request names edits of its context, so the answer tells what came of them."""
+    original_tokens: int | None = None
+    """Of the prompt before the edits of its context; None: the request names none."""
+    applied_edits: tuple[AppliedEdit, ...] = ()
+    wants_diagnostics: bool = False
+    previous_message_id: str | None = None
 
 
 def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generation:
     """Of POST /v1/messages. Raises ApiError."""
-    del exchange
     request = decode_request(body)
+    if not request.messages:
+        raise field_error("messages", "at least one message is required")
     profile = choose_profile(request.execution_profile, server.settings)
-    return _generation(server, request, request, profile)
+    return _generation(server, request, request, profile, exchange.tenant_key)
 
 
-def read_count(server: EdgeServer, body: bytes) -> Generation:
+def read_count(server: EdgeServer, body: bytes, owner: bytes) -> Generation:
     """Of POST /v1/messages/count_tokens, whose body says nothing of sampling. Raises ApiError."""
-    counted = SamplingFields(max_tokens=0)
-    return _generation(server, decode_request(body), counted, server.settings.profile)
+    counted = SamplingFields(max_tokens=UNLIMITED)
+    return _generation(server, decode_request(body), counted, server.settings.profile, owner)
 
 
 def _generation(
-    server: EdgeServer, request: MessagesRequest, sampling: SamplingFields, profile: Profile
+    server: EdgeServer,
+    request: MessagesRequest,
+    fields: SamplingFields,
+    profile: Profile,
+    owner: bytes,
 ) -> MessagesGeneration:
     model_name = server.model.resolve(request.model)
     check_offered(request)
-    turns = normalise(request, messages_max=server.limits.messages_max)
-    return MessagesGeneration(
+    sampling = server.checked_sampling(fields)
+    tools = read_tools(request.tools or [], tools_max=server.limits.tools_max)
+    policy = Policy(
+        model_name, server.limits.messages_max, server.settings.tool_result_images == "note"
+    )
+    conversation = normalise(request, tools, policy)
+    thinking = _thinking(request, conversation.turns, sampling)
+    told = tuple(tools.told.values())
+    choice = request.tool_choice
+    original_tokens, applied = None, list[AppliedEdit]()
+    if request.context_management is not None:
+
+        def count(turns: Sequence[Turn]) -> int:
+            rendered = server.model.template.render(turns, told, thinking=thinking is not None)
+            return len(server.model.conversations.encode(rendered, owner))
+
+        edits = request.context_management.edits or []
+        conversation.turns, applied, original_tokens = apply_edits(conversation.turns, edits, count)
+    generation = MessagesGeneration(
         model_name=model_name,
-        turns=tuple(turns),
-        sampling=server.checked_sampling(sampling),
+        turns=tuple(conversation.turns),
+        sampling=sampling,
         profile=profile,
         stream=bool(request.stream),
-        edits_context=request.context_management is not None,
+        tools=told,
+        withdrawn_tools=conversation.withdrawn,
+        parallel_tools=not (choice and choice.disable_parallel_tool_use),
+        answer_schema=_answer_schema(request),
+        thinking=thinking,
+        original_tokens=original_tokens,
+        applied_edits=tuple(applied),
+        wants_diagnostics=request.diagnostics is not None,
+        previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,
     )
+    if generation.answer_schema is not None:
+        name = "output_format" if request.output_format else "output_config.format"
+        raise field_error(name, "this server cannot hold an answer to a schema yet")
+    return _with_choice(generation, request)
+
+
+def _with_choice(generation: MessagesGeneration, request: MessagesRequest) -> MessagesGeneration:
+    """The choice of tools is checked against those that the conversation has told of."""
+    choice = request.tool_choice
+    if choice is None or choice.type == "auto":
+        return generation
+    names = {tool.name for tool in generation.callable_tools}
+    if choice.type == "any" and not names:
+        raise field_error("tool_choice", "there are no tools to choose from")
+    if choice.type == "tool":
+        if choice.name is None:
+            raise field_error("tool_choice.name", "field required")
+        if choice.name not in names:
+            raise field_error("tool_choice.name", "no tool of this request has this name")
+        raise field_error("tool_choice", "this server cannot force a call yet")
+    if choice.type == "any":
+        raise field_error("tool_choice", "this server cannot force a call yet")
+    return msgspec.structs.replace(generation, tool_choice="none")
+
+
+def _answer_schema(request: MessagesRequest) -> dict[str, Any] | None:
+    config = request.output_config
+    chosen = (config.format if config is not None else None) or request.output_format
+    return chosen.schema if chosen is not None else None
+
+
+def _thinking(
+    request: MessagesRequest, turns: Sequence[Turn], sampling: Sampling
+) -> ThinkingBudget | None:
+    """On or off, and how much. The model decides whether there is anything to switch."""
+    param = request.thinking or ThinkingParam("disabled")
+    if param.type == "disabled" or (param.type == "between_tools" and not _is_between(turns)):
+        return None
+    effort = (request.output_config and request.output_config.effort) or DEFAULT_EFFORT
+    budget = EFFORT_TOKENS[effort]
+    if param.type == "enabled":
+        if param.budget_tokens is None:
+            raise field_error("thinking.budget_tokens", "field required")
+        if param.budget_tokens < THINKING_TOKENS_MIN:
+            reason = f"expected an integer of at least {THINKING_TOKENS_MIN}"
+            raise field_error("thinking.budget_tokens", reason)
+        budget = param.budget_tokens
+    reserve = max(sampling.max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN)
+    tokens = min(budget, sampling.max_tokens - reserve)
+    return ThinkingBudget(tokens, param.display != "omitted") if tokens > 0 else None
+
+
+def _is_between(turns: Sequence[Turn]) -> bool:
+    return bool(turns) and turns[-1].role == "tool"

@@ -5,45 +5,78 @@ names it (`check_offered`); so is a value outside its range (edge/sampling.py). 
 no number from text, no float for an integer. Of a name that appears twice in one object the last
 value counts; there is one reader, so nobody can see another.
 
-defines: Block, Message, MessagesRequest, decode_request, decode_body, check_offered
+defines: Message, ToolChoiceParam, ThinkingParam, AnswerFormat, OutputConfig, Amount, ClearToolUses,
+         ClearThinking, Compact, ContextManagement, MessagesRequest, decode_request, decode_body,
+         check_offered
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from ...edge.errors import ApiError, field_error
 from ...edge.sampling import SamplingFields
-
-
-class Block(msgspec.Struct):
-    """A content block, as far as text needs it."""
-
-    type: str
-    text: str | None = None
+from .content import InputBlock, TextBlock
+from .tools import ToolParam
 
 
 class Message(msgspec.Struct):
-    role: str
-    content: str | list[Block]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[InputBlock]
 
 
-class Typed(msgspec.Struct):
-    """Any object of which only its type matters here."""
+class ToolChoiceParam(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
-    type: str
+
+class ThinkingParam(msgspec.Struct):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class AnswerFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct):
-    effort: str | None = None
-    format: Any = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: AnswerFormat | None = None
+
+
+# ---- edits of the context ------------------------------------------------------------------------
+class Amount(msgspec.Struct, frozen=True):
+    type: Literal["input_tokens", "tool_uses", "thinking_turns", "all"]
+    value: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class ClearToolUses(msgspec.Struct, tag_field="type", tag="clear_tool_uses_20250919"):
+    trigger: Amount = Amount("input_tokens", 100_000)
+    keep: Amount = Amount("tool_uses", 3)
+    clear_at_least: Amount | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+
+
+class ClearThinking(msgspec.Struct, tag_field="type", tag="clear_thinking_20251015"):
+    keep: Literal["all"] | Amount = Amount("thinking_turns", 1)
+
+
+class Compact(msgspec.Struct, tag_field="type", tag="compact_20260112"): ...
 
 
 class ContextManagement(msgspec.Struct):
-    edits: list[Typed] | None = None
+    edits: list[ClearToolUses | ClearThinking | Compact] | None = None
+
+
+class Diagnostics(msgspec.Struct):
+    previous_message_id: str | None = None
 
 
 class MessagesRequest(SamplingFields, kw_only=True):
@@ -51,13 +84,14 @@ class MessagesRequest(SamplingFields, kw_only=True):
 
     model: str
     messages: list[Message]
-    system: str | list[Block] | None = None
+    system: str | list[TextBlock] | None = None
     stream: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Typed | None = None
-    thinking: Typed | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
-    output_format: Any = None
+    output_format: AnswerFormat | None = None
+    diagnostics: Diagnostics | None = None
     context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = None
     container: Any = None
@@ -96,7 +130,7 @@ NOT_OFFERED = (
     *("top_logprobs", "prompt_logprobs", "prompt_embeds", "allowed_token_ids", "bad_words"),
     *("n_discard", "n_keep", "chat_template", "chat_template_kwargs", "response_format"),
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("grammar", "output_format"),
+    "grammar",
 )
 Body = TypeVar("Body")
 _DECODER = msgspec.json.Decoder(MessagesRequest)
@@ -121,8 +155,18 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 # Of the decoder's text only what these patterns know is used: field names of our own structs,
 # indices, and the names of JSON types.
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
-_EXPECTED = re.compile(r"Expected `([a-z |]+)`, got `([a-z]+)`")
+_EXPECTED = re.compile(r"Expected `([a-z |]+)`")
 _PLACE = re.compile(r" - at `\$([A-Za-z0-9_.\[\]]*)`$")
+KNOWN_VALUES = {
+    "tool_choice.type": "expected auto, any, tool or none",
+    "thinking.type": "expected enabled, adaptive, disabled or between_tools",
+    "format.type": "expected json_schema",
+    "source.type": "unknown source type",
+    ".type": "unknown block type",
+    "role": "expected user, assistant or system",
+    "effort": "expected low, medium, high, xhigh or max",
+    "display": "expected summarized or omitted",
+}
 _JSON_NAMES = {
     "str": "a string",
     "int": "an integer",
@@ -142,6 +186,9 @@ def _refused_field(error: msgspec.ValidationError) -> ApiError:
     path = re.sub(r"\[(\d+)\]", r".\1", path).strip(".")
     if missing := _MISSING.match(text):
         return field_error(f"{path}.{missing.group(1)}".strip("."), "field required")
+    if text.startswith(("Invalid value", "Invalid enum value")):
+        names = [name for name in KNOWN_VALUES if path.endswith(name)]
+        return field_error(path, KNOWN_VALUES[names[0]] if names else "unknown value")
     if expected := _EXPECTED.match(text):
         names = [_JSON_NAMES.get(name, "another type") for name in expected.group(1).split(" | ")]
         return field_error(path or "body", f"expected {' or '.join(names)}")
@@ -157,48 +204,13 @@ def check_offered(request: MessagesRequest) -> None:
     for name in ("n", "best_of"):
         if getattr(request, name) not in (None, 1):
             raise field_error(name, "this server gives one answer per request")
-    if request.tools:
-        raise field_error("tools", "this server cannot call tools yet")
     if request.mcp_servers:
-        raise field_error("mcp_servers", "this server cannot call tools yet")
-    if request.tool_choice is not None:
-        _check_tool_choice(request.tool_choice.type)
-    if request.thinking is not None:
-        _check_thinking(request.thinking.type)
-    if request.output_config is not None:
-        _check_output_config(request.output_config)
-    if request.context_management is not None:
-        _check_context_management(request.context_management)
+        raise field_error("mcp_servers", "this server calls no other servers")
+    for index, edit in enumerate((request.context_management or ContextManagement()).edits or []):
+        if isinstance(edit, Compact):
+            path = f"context_management.edits.{index}.type"
+            raise field_error(path, "this server cannot compact conversations")
     if request.service_tier not in (None, "auto", "standard_only"):
         raise field_error("service_tier", "expected auto or standard_only")
     if request.speed not in (None, "standard"):
         raise field_error("speed", "this server has the speed standard only")
-
-
-def _check_tool_choice(kind: str) -> None:
-    if kind in ("any", "tool"):
-        raise field_error("tool_choice", "there are no tools to choose from")
-    if kind not in ("auto", "none"):
-        raise field_error("tool_choice.type", "expected auto, any, tool or none")
-
-
-def _check_thinking(kind: str) -> None:
-    if kind in ("enabled", "between_tools"):
-        raise field_error("thinking.type", "this server cannot show thinking yet")
-    if kind not in ("disabled", "adaptive"):
-        raise field_error("thinking.type", "expected enabled, adaptive or disabled")
-
-
-def _check_output_config(config: OutputConfig) -> None:
-    if config.format is not None:
-        raise field_error("output_config.format", "this server cannot follow a format yet")
-    if config.effort not in (None, "low", "medium", "high", "xhigh", "max"):
-        raise field_error("output_config.effort", "expected low, medium, high, xhigh or max")
-
-
-def _check_context_management(management: ContextManagement) -> None:
-    for index, edit in enumerate(management.edits or []):
-        # Clearing finds nothing to clear in a conversation of text.
-        if edit.type not in ("clear_tool_uses_20250919", "clear_thinking_20251015"):
-            path = f"context_management.edits.{index}.type"
-            raise field_error(path, "this server cannot make this edit")

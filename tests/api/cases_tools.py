@@ -1,0 +1,189 @@
+"""Cases of messages_api.jsonl about tools, thinking and blocks, one check each."""
+
+from typing import Any
+
+import httpx
+import msgspec
+
+from cases import case, request_of
+from cases_messages import answered, ask, count
+from grammar import check_stream
+from harness import Served, body, serve
+from sublimate.edge.textmodel import TextModel
+from test_errors import check_error
+from test_turns import HERMES
+from tiny_model import CONTROL, tiny_metadata, tiny_model
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "d",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+def call_text(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def both(served: Served, request: dict[str, Any]) -> dict[str, Any]:
+    """The message, which is the same streamed and whole."""
+    whole = answered(served, {**request, "stream": False})
+    folded = check_stream(ask(served, {**request, "stream": True}).content).message
+    for message in (whole, folded):
+        for block in message["content"]:
+            block.pop("id", None)
+            block.pop("signature", None)
+    assert folded["content"] == whole["content"]
+    assert folded["stop_reason"] == whole["stop_reason"]
+    return whole
+
+
+def asking(text: str, said: str, **fields: Any) -> dict[str, Any]:
+    """What a server says to a request with a tool, when its model answers so."""
+    with serve(answers={text: said}) as served:
+        return both(served, body(text, tools=[WEATHER], max_tokens=300, **fields))
+
+
+@case("A43", "A44")
+def parallel_calls_are_blocks_of_their_own(served: Served) -> None:
+    del served
+    cities = ("Paris", "Rome", "Oslo")
+    calls = "\n".join(call_text("get_weather", f'{{"city": "{city}"}}') for city in cities)
+    for delay in (0, 500):  # all of an answer in one poll, and a token each
+        with serve(answers={"weather in": "I look.\n" + calls}, step_delay_us=delay) as each:
+            request = request_of("A43", max_tokens=1000)
+            message = both(each, request)
+            reply = ask(each, {**request, "stream": False}).json()
+        assert message["content"][0] == {"type": "text", "text": "I look."}
+        assert [block["input"]["city"] for block in message["content"][1:]] == [*cities]
+        assert message["stop_reason"] == "tool_use"
+        ids = {block["id"] for block in reply["content"][1:]}
+        assert len(ids) == 3 and all(found.startswith("toolu_") for found in ids)
+
+
+@case("A66")
+def without_a_choice_there_is_no_call(served: Served) -> None:
+    del served
+    said = call_text("get_weather", '{"city": "P"}')
+    with serve(answers={"hi": said}) as each:
+        message = both(each, request_of("A66", max_tokens=300))
+        assert [block["type"] for block in message["content"]] == ["text"]
+        assert message["stop_reason"] == "end_turn"
+        free = both(each, request_of("A66", tool_choice={"type": "auto"}, max_tokens=300))
+        assert [block["type"] for block in free["content"]] == ["tool_use"]
+        assert count(each, request_of("A66")) == count(
+            each, request_of("A66", tool_choice={"type": "auto"})
+        ), "the tools are told all the same: the prefix stays"
+
+
+@case("A70")
+def results_stand_directly_behind_their_calls(served: Served) -> None:
+    request = request_of("A70", max_tokens=4)
+    seen = rendered(served, request)
+    places = [seen.index(part) for part in ('{"city": "P"}', "12C", "note")]
+    assert places == sorted(places)
+
+
+def rendered(served: Served, request: dict[str, Any]) -> str:
+    """The prompt of a request, as its tokens read."""
+    from sublimate.api.messages.read import read_count
+
+    generation = read_count(served.server, msgspec.json.encode(request), b"")
+    return served.server.model.template.render(generation.turns, generation.tools).plain
+
+
+@case("A72")
+def a_deferred_tool_is_told_at_the_result_that_names_it(served: Served) -> None:
+    request = request_of("A72", max_tokens=4)
+    before = {**request, "messages": request["messages"][:1]}
+    without = {**before, "tools": request["tools"][1:]}
+    assert rendered(served, before) == rendered(served, without)
+    whole = rendered(served, request)
+    opening = rendered(served, before).removesuffix("<|im_start|>assistant\n")
+    assert whole.startswith(opening) and "get_weather" not in opening
+    assert whole.rindex('"city"') > whole.index("select:get_weather")
+    answered(served, request)
+    request["messages"][2]["content"][0]["content"][0]["tool_name"] = "nothing"
+    check_error(ask(served, request), 400, "messages.2.content.0.content.0.tool_name: ")
+
+
+@case("A73")
+def a_beta_changes_no_request_that_does_not_use_it(served: Served) -> None:
+    request = request_of("A73", max_tokens=4)
+    betas = {"anthropic-beta": "advanced-tool-use-2025-11-20,claude-code-20250219,nobody-knows"}
+    path = "/v1/messages/count_tokens"
+    replies = [served.client.post(path, json=request, headers=each) for each in ({}, betas)]
+    assert replies[0].json() == replies[1].json() and replies[0].status_code == 200
+
+
+@case("A76", "R106")
+def arguments_are_an_object_or_the_call_is_text(served: Served) -> None:
+    del served
+    for arguments in ("[1]", '"x"', "{", '{"city": }', "5", "null"):
+        message = asking("hi", call_text("get_weather", arguments))
+        assert [block["type"] for block in message["content"]] == ["text"]
+        assert message["stop_reason"] == "end_turn"
+    unknown = asking("hi", call_text("format_disk", "{}"))
+    assert [block["type"] for block in unknown["content"]] == ["text"]
+
+
+@case("A94")
+def text_behind_a_call_is_a_block_of_its_own(served: Served) -> None:
+    del served
+    said = "before\n" + call_text("f", '{"x": "1"}') + "\nafter"
+    with serve(answers={"call f": said}) as each:
+        message = both(each, request_of("A94", max_tokens=500))
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use", "text"]
+
+
+def cut_anywhere(answer: str, reply_of: Any) -> None:
+    for limit in range(1, len(answer) + 2):
+        reply: httpx.Response = reply_of(limit)
+        assert reply.status_code == 200, reply.text
+        message = reply.json()
+        assert message["stop_reason"] == ("max_tokens" if limit <= len(answer) else "tool_use")
+        for block in message["content"]:
+            assert block["type"] == "text" or isinstance(block["input"], dict)
+
+
+@case("A64")
+def a_cut_call_is_no_error(served: Served) -> None:
+    del served
+    answer = "I look.\n" + call_text("get_weather", '{"city": "P\\n"}')
+    with serve(answers={"hi": answer}) as each:
+        free = {"tool_choice": {"type": "auto"}}
+        cut_anywhere(answer, lambda limit: ask(each, request_of("A64", max_tokens=limit, **free)))
+
+
+# ---- what another server's tools are ------------------------------------------------------------
+@case("A75")
+def server_tools_are_refused_by_path(served: Served) -> None:
+    check_error(ask(served, request_of("A75")), 400, "tools.0.type: this server runs no tools")
+
+
+@case("A69")
+def schemas_with_rare_keywords_are_taken(served: Served) -> None:
+    answered(served, request_of("A69", max_tokens=4))
+
+
+# ---- thinking ------------------------------------------------------------------------------------
+def thinking_model() -> TextModel:
+    control = [*CONTROL, "<think>", "</think>"]
+    tiny = tiny_metadata()
+    tokens = [*tiny["tokenizer.ggml.tokens"], "<think>", "</think>"]
+    types = [*tiny["tokenizer.ggml.token_type"], 4, 4]
+    assert len(control) == 5
+    fields = {"ggml.tokens": tokens, "ggml.token_type": types, "chat_template": HERMES}
+    return tiny_model(**fields)
+
+
+@case("A39")
+def stop_strings_are_matched_in_text_alone(served: Served) -> None:
+    del served
+    with serve(
+        answers={"hi": "<think>\n2 + 2 = 4\n</think>\n\nIt is 4."}, model=thinking_model()
+    ) as each:
+        message = both(each, request_of("A39", max_tokens=400))
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][0]["thinking"] == "2 + 2 = 4"
+    assert message["content"][1]["text"] == "It is " and message["stop_sequence"] == "4"
