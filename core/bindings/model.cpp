@@ -1,6 +1,7 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, load, logits, model_info, probe, bind_gguf, bind_model
+// defines: value_object, open_gguf, load, logits, choice_info, model_info, probe, bind_gguf,
+// bind_model
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
@@ -26,6 +27,8 @@ using namespace nb::literals;
 namespace sublimate {
 
 namespace {
+
+constexpr double NS_PER_MS = 1e6;
 
 void raise_if_error(const Status& status) {
     if (!status.ok()) throw CoreError(status.message);
@@ -133,6 +136,26 @@ LogitArray logits(const LoadedModel& model, const std::vector<int32_t>& ids, boo
     return LogitArray(data, {ids.size(), static_cast<size_t>(model.config.vocabulary)}, owner);
 }
 
+nb::dict variant_info(const cpu::Variant& variant) {
+    nb::dict info;
+    info["isa"] = variant.ops->name;
+    info["threads"] = variant.threads;
+    return info;
+}
+
+// How the steps of a phase run, and what was measured to choose so.
+nb::dict choice_info(const cpu::Choice& choice) {
+    nb::dict info = variant_info(choice.kept);
+    nb::list measured;
+    for (const cpu::Variant& variant : choice.measured) {
+        nb::dict row = variant_info(variant);
+        row["least_ms"] = variant.least_ns / NS_PER_MS;
+        measured.append(row);
+    }
+    info["measured"] = measured;
+    return info;
+}
+
 nb::dict model_info(const LoadedModel& model) {
     const ModelConfig& config = model.config;
     const cpu::KvArena& kv = model.model->kv();
@@ -152,6 +175,8 @@ nb::dict model_info(const LoadedModel& model) {
     info["exact"] = model.exact;
     info["isa"] = model.model->ops().name;
     info["threads"] = model.pool->size();
+    info["few_rows"] = choice_info(model.model->choice(cpu::Phase::few_rows));
+    info["many_rows"] = choice_info(model.model->choice(cpu::Phase::many_rows));
     info["kv_type"] = model.exact ? "f32" : "bf16";
     info["kv_pages"] = model.model->kv_pages();
     info["kv_bytes"] = int64_t{kv.pages} * cpu::KvArena::page_bytes(config, kv.layout.type);

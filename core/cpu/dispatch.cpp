@@ -2,7 +2,7 @@
 // context switch (XGETBV), and for AMX what the kernel lets this process use. Sources: Intel SDM
 // volume 1, chapters 13.3, 14.3, 15.2 and 18; Linux, Documentation/arch/x86/xstate.rst.
 //
-// defines: ops_for, isa_runs, best_isa, isa_name, isa_from_name
+// defines: ops_for, isa_runs, best_isa, asked_isa, equal_ops, isa_name, isa_from_name
 #include "../check.h"
 #include "tables.h"
 
@@ -89,6 +89,17 @@ const Ops& amx_table() {
     return ops;
 }
 
+// Batches of generated rows on VNNI, whose exact sums are those of the int8 tiles.
+const Ops& amx_prompt_table() {
+    static const Ops ops = [] {
+        Ops joined = amx_table();
+        joined.name = "amx for prompts, avx512";
+        joined.matmul = AVX512_OPS.matmul;
+        return joined;
+    }();
+    return ops;
+}
+
 const Ops* table(Isa isa) {
     switch (isa) {
     case Isa::ref:
@@ -120,14 +131,26 @@ const Ops& ops_for(Isa isa) {
     return *table(isa);
 }
 
-Isa best_isa() {
+bool asked_isa(Isa* isa) {
     const char* wanted = std::getenv("SUBLIMATE_ISA");
+    return wanted != nullptr && isa_from_name(wanted, isa) && isa_runs(*isa);
+}
+
+Isa best_isa() {
     Isa best = Isa::ref;
-    if (wanted != nullptr && isa_from_name(wanted, &best) && isa_runs(best)) return best;
+    if (asked_isa(&best)) return best;
+    best = Isa::ref;
     for (Isa isa : ALL_ISAS) {
         if (isa_runs(isa)) best = isa;
     }
     return best;
+}
+
+std::vector<const Ops*> equal_ops(Isa isa) {
+    std::vector<const Ops*> equal = {&ops_for(isa)};
+    if (isa == Isa::avx512) equal.push_back(&AVX2_OPS);
+    if (isa == Isa::amx) equal.push_back(&amx_prompt_table());
+    return equal;
 }
 
 const char* isa_name(Isa isa) {

@@ -15,11 +15,12 @@
 //               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
 //
 // defines: WeightKind, SuperLayout, PackedMatrix, Activations, KvLayout, AttentionCall, Ops,
-// ops_for, best_isa
+// ops_for, best_isa, asked_isa, equal_ops
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "../limits.h"
 
@@ -242,9 +243,15 @@ struct Ops {
 // The table of an instruction set. Aborts if this machine cannot run it: ask isa_runs first.
 const Ops& ops_for(Isa isa);
 bool isa_runs(Isa isa);
-// The fastest that runs here. SUBLIMATE_ISA overrides it by name; a name that is unknown or does
+// The widest that runs here. SUBLIMATE_ISA overrides it by name; a name that is unknown or does
 // not run here changes nothing, so a caller that has to refuse it compares it with isa_name.
 Isa best_isa();
+bool asked_isa(Isa* isa); // whether SUBLIMATE_ISA does, and to what
+// Tables that run here and return the bits of ops_for(isa) from every primitive, that one first;
+// the others may be faster on some machine. All read the same packed weights.
+//   avx512   and avx2
+//   amx      and itself without int8 tiles; its prompt's arithmetic has no twin of equal bits
+std::vector<const Ops*> equal_ops(Isa isa);
 const char* isa_name(Isa isa);
 bool isa_from_name(const char* name, Isa* isa);
 

@@ -85,17 +85,18 @@ void WaitWord::advance() {
         syscall(SYS_futex, address_of(value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-ThreadPool::ThreadPool(int32_t threads) : threads_(threads), barrier_(threads) {
+ThreadPool::ThreadPool(int32_t threads) : threads_(threads), active_(threads) {
     CHECK(threads >= 1 && threads <= limits::COMPUTE_THREADS_MAX);
     counters_ = std::make_unique<Counter[]>(2 * static_cast<size_t>(threads));
     banks_ = std::make_unique<Bank[]>(static_cast<size_t>(threads));
+    jobs_ = std::make_unique<WaitWord[]>(static_cast<size_t>(threads));
     for (int32_t thread = 1; thread < threads; thread++)
         helpers_.emplace_back([this, thread] { work(thread); });
 }
 
 ThreadPool::~ThreadPool() {
     stopping_ = true;
-    job_.advance();
+    for (int32_t thread = 1; thread < threads_; thread++) jobs_[thread].advance();
     for (std::thread& helper : helpers_) helper.join();
 }
 
@@ -111,21 +112,32 @@ void ThreadPool::place() {
     });
 }
 
+void ThreadPool::activate(int32_t threads) {
+    CHECK(threads >= 1 && threads <= threads_);
+    active_ = threads;
+    // A thread that sat out some jobs did not change banks in them.
+    for (int32_t thread = 0; thread < threads_; thread++) {
+        banks_[thread].bank = 0;
+        for (int32_t bank : {0, 1}) counter(bank, thread).store(0, std::memory_order_relaxed);
+    }
+}
+
 void ThreadPool::start(Entry entry, void* context) {
     entry_ = entry;
     context_ = context;
-    job_.advance();
+    for (int32_t thread = 1; thread < active_; thread++) jobs_[thread].advance();
 }
 
 void ThreadPool::work(int32_t thread) {
     pthread_setname_np(pthread_self(), "compute");
     watch_allocations(true);
-    // Helpers see every job: the next one is announced only after finish(), which needs them all.
+    // A helper sees every job of its own: the next is announced only after finish(), which needs
+    // it.
     for (uint32_t seen = 0;; seen++) {
-        job_.wait_while(seen, limits::SPIN_ROUNDS);
+        jobs_[thread].wait_while(seen, limits::SPIN_ROUNDS);
         if (stopping_) return;
         entry_(context_, thread);
-        barrier_.arrive([] {});
+        finish();
     }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "../limits.h"
@@ -32,13 +33,12 @@ private:
 // Sense-reversing barrier: the generation number is the sense.
 class Barrier {
 public:
-    explicit Barrier(int32_t threads) : threads_(threads) {}
-
-    // The last thread to arrive runs `completion` before any leaves.
+    // The last of `threads` to arrive runs `completion` before any leaves. All pass equal
+    // `threads`.
     template <class Completion>
-    void arrive(Completion&& completion) {
+    void arrive(int32_t threads, Completion&& completion) {
         uint32_t generation = generation_.value();
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
             completion();
             arrived_.store(0, std::memory_order_relaxed);
             generation_.advance();
@@ -48,7 +48,6 @@ public:
     }
 
 private:
-    const int32_t threads_;
     alignas(limits::LINE_PAIR_BYTES) std::atomic<int32_t> arrived_{0};
     WaitWord generation_;
 };
@@ -71,31 +70,39 @@ public:
     // priority.
     void place();
 
-    // Runs body(thread) once on every thread; returns when all are done. One caller at a time; does
-    // not nest.
+    // Runs body(thread) once on each of the first `threads`, of which the caller is one; returns
+    // when all are done. The others sleep on. One caller at a time; does not nest.
     template <class Body>
-    void run(Body&& body) {
-        if (threads_ == 1) {
+    void run(int32_t threads, Body&& body) {
+        if (threads != active_) activate(threads);
+        if (threads == 1) {
             body(0);
             return;
         }
-        start([](void* context, int32_t thread) { (*static_cast<Body*>(context))(thread); },
+        using Callable = std::remove_reference_t<Body>;
+        start([](void* context, int32_t thread) { (*static_cast<Callable*>(context))(thread); },
               const_cast<void*>(static_cast<const void*>(&body)));
         body(0);
         finish();
     }
+    template <class Body>
+    void run(Body&& body) {
+        run(threads_, body);
+    }
 
-    // Inside run, called by every thread with equal arguments: calls body(i) for i in [0, count),
-    // each once, on some thread. A barrier (or the end of run) must follow before the next call.
+    // Inside run, called by each of its threads with equal arguments: calls body(i) for i in [0,
+    // count), each once, on some thread. A barrier (or the end of run) must follow before the next
+    // call.
     template <class Body>
     void share(int32_t thread, int32_t count, Body&& body) {
         int32_t bank = banks_[thread].bank;
         // The other bank is out of use: the barrier since its last use has been passed by all.
         counter(1 - bank, thread).store(0, std::memory_order_relaxed);
-        for (int32_t turn = 0; turn < threads_; turn++) {
-            int32_t victim = thread + turn < threads_ ? thread + turn : thread + turn - threads_;
-            int32_t begin = static_cast<int32_t>(int64_t{count} * victim / threads_);
-            int32_t end = static_cast<int32_t>(int64_t{count} * (victim + 1) / threads_);
+        int32_t threads = active_;
+        for (int32_t turn = 0; turn < threads; turn++) {
+            int32_t victim = thread + turn < threads ? thread + turn : thread + turn - threads;
+            int32_t begin = static_cast<int32_t>(int64_t{count} * victim / threads);
+            int32_t end = static_cast<int32_t>(int64_t{count} * (victim + 1) / threads);
             std::atomic<int32_t>& next = counter(bank, victim);
             while (true) {
                 int32_t item = begin + next.fetch_add(1, std::memory_order_relaxed);
@@ -106,26 +113,30 @@ public:
         banks_[thread].bank = 1 - bank;
     }
 
-    // Inside run: waits for all threads. The last to arrive runs `completion`.
+    // Inside run: waits for all of its threads. The last to arrive runs `completion`.
     template <class Completion>
     void barrier(Completion&& completion) {
-        if (threads_ == 1)
+        if (active_ == 1)
             completion();
         else
-            barrier_.arrive(completion);
+            barrier_.arrive(active_, completion);
     }
     void barrier() {
         barrier([] {});
     }
 
-    // From outside run: body(i) for i in [0, count) on all threads.
+    // From outside run: body(i) for i in [0, count) on the first `threads`.
     template <class Body>
-    void parallel_for(int32_t count, Body&& body) {
+    void parallel_for(int32_t threads, int32_t count, Body&& body) {
         if (count == 1) {
             body(0);
             return;
         }
-        run([&](int32_t thread) { share(thread, count, body); });
+        run(threads, [&](int32_t thread) { share(thread, count, body); });
+    }
+    template <class Body>
+    void parallel_for(int32_t count, Body&& body) {
+        parallel_for(threads_, count, body);
     }
 
 private:
@@ -137,9 +148,10 @@ private:
     };
     using Entry = void (*)(void* context, int32_t thread);
 
+    void activate(int32_t threads);
     void start(Entry entry, void* context);
     void finish() {
-        barrier_.arrive([] {});
+        barrier_.arrive(active_, [] {});
     }
     void work(int32_t thread);
     std::atomic<int32_t>& counter(int32_t bank, int32_t thread) {
@@ -149,11 +161,14 @@ private:
     const int32_t threads_;
     std::unique_ptr<Counter[]> counters_; // (2, threads)
     std::unique_ptr<Bank[]> banks_;       // (threads)
+    // (threads) A helper's word advances when a job for it, or the end, is announced; it has one of
+    // its own so that a job that does without it does not wake it. The first is not used.
+    std::unique_ptr<WaitWord[]> jobs_;
     Barrier barrier_;
-    WaitWord job_;          // advances when a job (or the end) is announced
-    Entry entry_ = nullptr; // written before job_ advances
+    int32_t active_; // threads of the job; like what follows written before a job is announced
+    Entry entry_ = nullptr;
     void* context_ = nullptr;
-    bool stopping_ = false; // likewise
+    bool stopping_ = false;
     std::vector<std::thread> helpers_;
 };
 

@@ -173,7 +173,11 @@ void Engine::stop() {
 }
 
 void Engine::warm_up() {
-    loop_->warm_up();
+    // On cores of their own, as the threads will run; the caller keeps all of its cores.
+    std::thread([this] {
+        loop_->place_threads();
+        loop_->warm_up();
+    }).join();
 }
 
 void Engine::beat() {

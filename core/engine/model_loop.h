@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../loop/loop.h"
+#include "choose.h"
 #include "engine.h"
 #include "roofline.h"
 #include "warm_up.h"
@@ -68,6 +69,7 @@ public:
 
     void warm_up() override {
         CHECK_BECAUSE(loop_.outstanding() == 0, "warm-up while requests run");
+        if constexpr (requires { model_.candidates(); }) choose_variants(model_, config_);
         loop_.set_cost(warm_up_model(model_, config_));
     }
 

@@ -40,10 +40,14 @@ int32_t divide_up(int32_t count, int32_t size) {
 
 CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
                    const Ops& ops, ThreadPool& pool)
-    : config_(config), weights_(weights), rope_(rope), ops_(ops), pool_(pool),
+    : config_(config), weights_(weights), rope_(rope), pool_(pool),
       sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
-      plans_(config, weights, pool.size()),
+      candidates_{{pool.size()}, {&ops}}, ops_(&ops),
       attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
+    for (int32_t threads : thread_counts(pool.size()))
+        plan_tables_.emplace_back(config, weights, threads);
+    plans_ = &plan_tables_.front();
+    for (Choice& choice : choices_) choice.kept = {&ops, pool.size()};
     // Every row may end a block and every segment begin one.
     constexpr size_t BLOCKS_MAX = limits::STEP_ROWS_MAX + limits::SEQUENCES_MAX;
     row_blocks_.resize(BLOCKS_MAX);
@@ -62,14 +66,44 @@ Status CpuModel::create(const ModelConfig& config, const Weights& weights, const
     return Status::success();
 }
 
+// ---- variants ----------------------------------------------------------------------------------
+
+void CpuModel::set_candidates(const Candidates& candidates) {
+    CHECK(!candidates.threads.empty() && !candidates.ops.empty());
+    CHECK_BECAUSE(candidates.ops.front() == &ops(), "the kernels of create come first");
+    for (int32_t threads : candidates.threads) plans_for(threads);
+    for (const Ops* each : candidates.ops)
+        CHECK_BECAUSE(each->matmul_prompt == ops().matmul_prompt || same_arithmetic(),
+                      "a prompt's arithmetic is no choice");
+    candidates_ = candidates;
+}
+
+void CpuModel::set_choice(Phase phase, const Choice& choice) {
+    bool known = false;
+    for (const Ops* each : candidates_.ops) known = known || each == choice.kept.ops;
+    CHECK_BECAUSE(known, "kernels that are no candidate");
+    plans_for(choice.kept.threads);
+    choices_[static_cast<size_t>(phase)] = choice;
+}
+
+const PlanTable& CpuModel::plans_for(int32_t threads) const {
+    for (const PlanTable& plans : plan_tables_)
+        if (plans.threads() == threads) return plans;
+    CHECK_BECAUSE(false, "no plan for so many threads");
+    return plan_tables_.front();
+}
+
 // ---- before the threads start ------------------------------------------------------------------
 
 void CpuModel::prepare(const Step& step) {
     CHECK(step.row_count >= 1 && step.row_count <= limits::STEP_ROWS_MAX);
     CHECK(step.segment_count >= 1 && step.segment_count <= limits::SEQUENCES_MAX);
     CHECK(step.logit_row_count >= 0 && step.logit_row_count <= limits::LOGIT_ROWS_MAX);
+    const Variant& variant = choice(phase_of(step.row_count)).kept;
     step_ = &step;
-    plan_ = &plans_.for_rows(step.row_count);
+    ops_ = variant.ops;
+    plans_ = &plans_for(variant.threads);
+    plan_ = &plans_->for_rows(step.row_count);
     prepare_arithmetic(step);
     prepare_row_blocks(step);
     prepare_attention(step);
@@ -118,7 +152,7 @@ void CpuModel::prepare_attention(const Step& step) {
     // A chunk of a long prompt beside streams that decode is most of the work in few rows: blocks
     // small enough that the threads end together. How rows are grouped changes no bits.
     int64_t attended_max =
-        attended * config_.kv_heads / (pool_.size() * ATTENTION_ITEMS_PER_THREAD);
+        attended * config_.kv_heads / (plans_->threads() * ATTENTION_ITEMS_PER_THREAD);
     attention_block_count_ = 0;
     for (int32_t s = 0; s < step.segment_count; s++) {
         const Segment& segment = step.segments[s];
@@ -154,8 +188,8 @@ int32_t CpuModel::attention_heads(bool single_rows) const {
     int32_t fetch = single_rows ? 1 : 0;
     int32_t items = attention_block_count_ * config_.kv_heads;
     CHECK(items >= 1 && group >= 1);
-    int32_t together = divide_up(items, pool_.size()) * (group + fetch);
-    int32_t apart = divide_up(items * group, pool_.size()) * (1 + fetch);
+    int32_t together = divide_up(items, plans_->threads()) * (group + fetch);
+    int32_t apart = divide_up(items * group, plans_->threads()) * (1 + fetch);
     return apart < together ? 1 : group;
 }
 
@@ -164,7 +198,7 @@ const float* CpuModel::forward(const Step& step) {
     // For a few rows one thread is done sooner than a second one is woken.
     if (plan_->repeats_norms)
         for (int32_t row = 0; row < step.row_count; row++) embed(row);
-    pool_.run([this](int32_t thread) { run(thread); });
+    pool_.run(plans_->threads(), [this](int32_t thread) { run(thread); });
     return buffers_.logits;
 }
 
@@ -210,7 +244,7 @@ void CpuModel::embed(int32_t row) const {
 void CpuModel::norm(int32_t thread, const float* weight, const float* x, const Rows& out,
                     int32_t row, Form form) const {
     float* normed = out.plain->f32 + int64_t{row} * config_.hidden;
-    ops_.rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
+    ops_->rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
     carry(out, form, row, 0, config_.hidden, normed,
           buffers_.threads[static_cast<size_t>(thread)].row);
 }
@@ -218,9 +252,9 @@ void CpuModel::norm(int32_t thread, const float* weight, const float* x, const R
 void CpuModel::carry(const Rows& out, Form form, int32_t row, int32_t first, int32_t count,
                      const float* from, float* scratch) const {
     CHECK_BECAUSE(form != Form::pairs || out.pairs != nullptr, "logit rows are never pairs");
-    if (form == Form::bf16) out.plain->to_bf16(ops_, row, first, count, from);
-    if (form == Form::quantised) out.plain->quantise(ops_, row, first, count, from);
-    if (form == Form::pairs) out.pairs->quantise_pair(ops_, row, first, count, from, scratch);
+    if (form == Form::bf16) out.plain->to_bf16(*ops_, row, first, count, from);
+    if (form == Form::quantised) out.plain->quantise(*ops_, row, first, count, from);
+    if (form == Form::pairs) out.pairs->quantise_pair(*ops_, row, first, count, from, scratch);
 }
 
 CpuModel::Rows CpuModel::norm_rows(int32_t thread, const float* weight, bool feeds_quantised,
@@ -259,7 +293,7 @@ CpuModel::Form CpuModel::form_for(const PackedMatrix& reader, Arithmetic arithme
 void CpuModel::multiply(const PackedMatrix& matrix, const ActivationBuffer& x,
                         const RowBlock& block, int32_t panel_begin, int32_t panel_end, float* out,
                         int64_t out_stride) const {
-    auto* matmul = block.arithmetic == Arithmetic::prompt ? ops_.matmul_prompt : ops_.matmul;
+    auto* matmul = block.arithmetic == Arithmetic::prompt ? ops_->matmul_prompt : ops_->matmul;
     // Views that begin at the item, so that `out` does too.
     PackedMatrix panels = matrix;
     panels.data += panel_begin * matrix.panel_bytes;
@@ -282,7 +316,7 @@ void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const Ro
         static_cast<int32_t>(std::min<int64_t>(stride, matrix.rows - panel_begin * PANEL_ROWS));
     for (int32_t row = 0; row < block.end - block.begin; row++) {
         float* first = out + 2 * row * stride;
-        ops_.add(first, first + stride, columns);
+        ops_->add(first, first + stride, columns);
         if (row > 0) std::copy(first, first + columns, out + row * stride);
     }
 }
@@ -317,11 +351,11 @@ void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
     const float* value = key + config_.kv_columns();
     const float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
     // Query heads and key heads lie side by side.
-    ops_.rope(query, cos_sin, config_.heads + config_.kv_heads, config_.head_dim,
-              config_.rope.dimension);
-    ops_.kv_append(key, value, kv_.layout, kv_.layer(layer_index),
-                   row_pages_[static_cast<size_t>(row)],
-                   step_->positions[row] % limits::PAGE_TOKENS);
+    ops_->rope(query, cos_sin, config_.heads + config_.kv_heads, config_.head_dim,
+               config_.rope.dimension);
+    ops_->kv_append(key, value, kv_.layout, kv_.layer(layer_index),
+                    row_pages_[static_cast<size_t>(row)],
+                    step_->positions[row] % limits::PAGE_TOKENS);
 }
 
 const std::byte* CpuModel::first_page(int32_t item, int32_t layer_index) const {
@@ -355,7 +389,7 @@ void CpuModel::attend(int32_t item, int32_t layer_index) const {
     call.scale = attention_scale_;
     call.next = first_page(item + 1, layer_index);
     auto* attention =
-        segment.arithmetic == Arithmetic::prompt ? ops_.attention_prompt : ops_.attention;
+        segment.arithmetic == Arithmetic::prompt ? ops_->attention_prompt : ops_->attention;
     attention(call, kv_.layout);
 }
 
@@ -428,8 +462,8 @@ void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const Row
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
     multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
     for (int32_t row = block.begin; row < block.end; row++, product += stride)
-        ops_.add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS, product,
-                 columns);
+        ops_->add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS, product,
+                  columns);
 }
 
 void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x,
@@ -446,7 +480,7 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows
     for (int32_t row = block.begin; row < block.end; row++) {
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
-        ops_.swiglu(own.item + at, own.second_item + at, columns, gated);
+        ops_->swiglu(own.item + at, own.second_item + at, columns, gated);
         carry({&buffers_.gated, &buffers_.gated_pairs},
               form_for(layer.down, block.arithmetic, block.sink), row, first, columns, gated,
               own.item + at);
@@ -485,7 +519,7 @@ void CpuModel::run_head(int32_t thread) {
         share_rows(thread, rows, norm_row);
         pool_.barrier();
     }
-    const StepPlan& plan = plans_.for_rows(rows);
+    const StepPlan& plan = plans_->for_rows(rows);
     pool_.share(thread, divide_up(weights_.head.panels, plan.head), [&](int32_t item) {
         int32_t begin = item * plan.head;
         int32_t end = std::min(begin + plan.head, weights_.head.panels);

@@ -26,6 +26,7 @@
 #include "buffers.h"
 #include "config.h"
 #include "plan.h"
+#include "variant.h"
 #include "weights.h"
 
 namespace sublimate::cpu {
@@ -41,24 +42,32 @@ public:
     // where the two differ, and their bits depend on the size of the batch.
     void set_batch_invariant(bool batch_invariant) { batch_invariant_ = batch_invariant; }
 
+    // How steps may run; at first only as they do: on all threads, by the kernels of create. Those
+    // of `candidates` give equal bits, and their threads are among thread_counts(pool size).
+    void set_candidates(const Candidates& candidates);
+    const Candidates& candidates() const { return candidates_; }
+    // How the steps of a phase run from now on; one of the candidates.
+    void set_choice(Phase phase, const Choice& choice);
+    const Choice& choice(Phase phase) const { return choices_[static_cast<size_t>(phase)]; }
+
     int32_t vocabulary() const { return config_.vocabulary; }
     int32_t context_length() const { return config_.context_length; }
     int32_t kv_pages() const { return kv_.pages; }
     const KvArena& kv() const { return kv_; }
     const RopeTable& rope() const { return rope_; }
-    const Ops& ops() const { return ops_; }
+    const Ops& ops() const { return *candidates_.ops.front(); }
     // Whether prompt and generated rows give equal bits. If not, the prompt's matmul of quantised
     // weights reads bf16 activations.
     bool same_arithmetic() const {
-        return ops_.matmul == ops_.matmul_prompt && ops_.attention == ops_.attention_prompt;
+        return ops().matmul == ops().matmul_prompt && ops().attention == ops().attention_prompt;
     }
 
     const float* forward(const Step& step);
     void place_threads() { pool_.place(); } // on the thread that will call forward
 
     template <class Body>
-    void for_rows(int32_t count, Body&& body) {
-        pool_.parallel_for(count, body);
+    void for_rows(int32_t count, Body&& body) { // on the threads of the last step
+        pool_.parallel_for(plans_->threads(), count, body);
     }
     const SamplerOps& sampler_ops() const { return sampler_ops_; }
 
@@ -86,6 +95,7 @@ private:
 
     // Before the threads start.
     void prepare(const Step& step);
+    const PlanTable& plans_for(int32_t threads) const;
     void prepare_arithmetic(const Step& step);
     void prepare_row_blocks(const Step& step);
     void prepare_attention(const Step& step);
@@ -134,10 +144,11 @@ private:
     const ModelConfig& config_;
     const Weights& weights_;
     const RopeTable rope_;
-    const Ops& ops_;
     ThreadPool& pool_;
     SamplerOps sampler_ops_;
-    PlanTable plans_;
+    std::vector<PlanTable> plan_tables_; // (thread count)
+    Candidates candidates_;
+    Choice choices_[PHASES];
     StepBuffers buffers_;
     KvArena kv_;
     float attention_scale_ = 0.0f;
@@ -145,6 +156,8 @@ private:
 
     // Of the step that runs; written by prepare.
     const Step* step_ = nullptr;
+    const Ops* ops_;
+    const PlanTable* plans_;
     const StepPlan* plan_ = nullptr;
     bool all_as_prompt_ = false;
     std::vector<RowBlock> row_blocks_;

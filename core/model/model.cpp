@@ -33,6 +33,14 @@ Status choose_threads(int32_t wanted, int32_t* threads) {
     return Status::success();
 }
 
+// What the user asked for is not up for choice.
+cpu::Candidates candidates(const LoadOptions& options, cpu::Isa isa, int32_t threads) {
+    cpu::Candidates all = {cpu::thread_counts(threads), cpu::equal_ops(isa)};
+    if (options.threads > 0) all.threads.resize(1);
+    if (cpu::asked_isa(&isa) || !options.isa.empty()) all.ops.resize(1);
+    return all;
+}
+
 int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, int64_t wanted) {
     if (wanted > 0) return wanted;
     int64_t page_bytes = cpu::KvArena::page_bytes(config, type);
@@ -67,6 +75,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     RETURN_IF_ERROR(cpu::CpuModel::create(
         fresh->config, fresh->weights, rope, cpu::ops_for(isa), kv_type,
         choose_kv_bytes(fresh->config, kv_type, options.kv_bytes), *fresh->pool, &fresh->model));
+    fresh->model->set_candidates(candidates(options, isa, threads));
     fresh->model->set_batch_invariant(options.batch_invariant);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     fresh->load_seconds = took.count();

@@ -19,8 +19,8 @@ struct LoadOptions {
     bool exact = false;          // fp32 weights, fp32 KV and fp32 arithmetic
     bool batch_invariant = true; // see CpuModel::set_batch_invariant
     ConfigOverrides overrides;
-    int32_t threads = 0;  // 0: the cores this process may use
-    std::string isa;      // "": the best that runs here
+    int32_t threads = 0;  // 0: the cores this process may use, or fewer where that is faster
+    std::string isa;      // "": the best that runs here, or one of equal bits that is faster
     int64_t kv_bytes = 0; // 0: 128 sequences of the context, at most a quarter of memory
     std::function<void(float)> progress; // fraction in [0, 1], on the calling thread
 };

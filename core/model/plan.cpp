@@ -26,7 +26,9 @@ int32_t panels_per_item(const PackedMatrix& matrix, int32_t panels, int32_t rows
 
 } // namespace
 
-PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t threads) {
+PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t threads)
+    : threads_(threads) {
+    CHECK(threads >= 1);
     const LayerWeights& layer = weights.layers.front();
     for (int32_t i = 0; i < BUCKETS; i++) {
         StepPlan& plan = plans_[i];

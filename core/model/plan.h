@@ -1,5 +1,6 @@
-// How a step of some number of rows is cut into work items, decided once at load for a few sizes of
-// step. None of it changes a result: an item computes whole outputs of whole rows.
+// How a step of some number of rows is cut into work items for some number of threads, decided once
+// at load for a few of both. None of it changes a result: an item computes whole outputs of whole
+// rows.
 //
 // defines: StepPlan, PlanTable
 #pragma once
@@ -34,11 +35,12 @@ public:
     // cache.
     static constexpr int32_t ITEM_FLOATS_MAX = 16384;
 
-    PlanTable() = default;
     PlanTable(const ModelConfig& config, const Weights& weights, int32_t threads);
+    int32_t threads() const { return threads_; }
     const StepPlan& for_rows(int32_t rows) const;
 
 private:
+    int32_t threads_;
     StepPlan plans_[BUCKETS] = {};
 };
 

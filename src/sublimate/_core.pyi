@@ -56,14 +56,17 @@ class Model:
     ) -> Model:
         """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
         which is faster on AMX; their bits then depend on the batch. context_length 0: the file's;
-        rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most; isa "": best that runs
-        here; kv_bytes 0: sized for 128 sequences within a quarter of memory. Raises CoreError."""
+        rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most, or fewer of them where
+        LoopEngine.warm_up measures that to be faster; isa "": best that runs here, or likewise
+        another one of equal bits; kv_bytes 0: sized for 128 sequences within a quarter of memory.
+        Raises CoreError."""
     @property
     def info(self) -> dict[str, Any]:
         """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,
         vocabulary, context_length, trained_context_length, rope_scaling, exact, isa, threads,
-        kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows give equal bits),
-        load_seconds."""
+        few_rows and many_rows (how such steps run: isa, threads, and what was measured: isa,
+        threads, least_ms), kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows
+        give equal bits), load_seconds."""
     def logits(self, ids: Sequence[int], *, decode: bool = False) -> NDArray[np.float32]:
         """(position, vocabulary): what each position predicts, by the arithmetic of prompt rows
         or of generated rows. Beside any engine that runs on this model: one thread, pages of its

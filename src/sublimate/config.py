@@ -71,11 +71,16 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     ] = True
     threads: Annotated[
         int,
-        Meta(ge=0, le=THREADS_MAX, description="Compute threads; 0 takes the cores, 16 at most."),
+        Meta(
+            ge=0,
+            le=THREADS_MAX,
+            description="Compute threads; 0 takes the cores, 16 at most, or fewer where that is "
+            "measured to be faster.",
+        ),
     ] = 0
     isa: Annotated[
         Literal["", "ref", "portable", "avx2", "avx512", "amx"],
-        Meta(description="Instruction set; empty takes the best that runs here."),
+        Meta(description="Instruction set; empty takes the best that runs here, as measured."),
     ] = ""
     kv_memory: Annotated[
         int,

@@ -263,6 +263,37 @@ void check_instruction_sets(const TinyLlama& tiny) {
     }
 }
 
+// Steps of both phases by every variant that a load may choose, changed between steps.
+TEST(variants_do_not_change_bits) {
+    auto tokens = random_tokens(1, 90);
+    LoadOptions options;
+    options.threads = 4;
+    auto model = load({}, options);
+    cpu::CpuModel& compute = *model->model;
+    EXPECT_EQ(compute.candidates().threads.size(), 1u); // four were asked for
+    compute.set_candidates({cpu::thread_counts(4), cpu::equal_ops(compute.ops().isa)});
+    std::vector<cpu::Variant> variants;
+    for (int32_t threads : compute.candidates().threads)
+        for (const cpu::Ops* ops : compute.candidates().ops) variants.push_back({ops, threads});
+    std::vector<Logits> wanted = Driver(*model, tokens).alone(0, 45);
+    auto set = [&compute](const cpu::Variant& variant) {
+        for (cpu::Phase phase : {cpu::Phase::few_rows, cpu::Phase::many_rows})
+            compute.set_choice(phase, {variant, {}});
+    };
+    for (const cpu::Variant& variant : variants) {
+        set(variant);
+        for (int32_t chunk : {45, 3})
+            EXPECT(same_bits(Driver(*model, tokens).alone(0, chunk), wanted));
+    }
+    Driver driver(*model, tokens);
+    for (int32_t position = 0; position < 90; position += 9) {
+        set(variants[static_cast<size_t>(position / 9) % variants.size()]);
+        auto rows = driver.step({{0, position, 9}});
+        for (size_t i = 0; i < 9; i++)
+            EXPECT(same_bits(rows[i], wanted[static_cast<size_t>(position) + i]));
+    }
+}
+
 TEST(instruction_sets_agree) {
     check_instruction_sets({});
     for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})

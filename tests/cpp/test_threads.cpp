@@ -3,6 +3,7 @@
 #include <chrono>
 #include <ctime>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -86,6 +87,46 @@ TEST(work_is_taken_over) {
     });
     EXPECT_EQ(by_thread[0] + by_thread[1], 100);
     EXPECT(by_thread[1] > 50);
+}
+
+// Jobs on some of the threads, in turn with jobs on others: each runs on its threads alone and
+// every item is done once.
+TEST(some_of_the_threads) {
+    ThreadPool pool(5);
+    std::mt19937 random(3);
+    for (int32_t job = 0; job < 2000; job++) {
+        auto threads = static_cast<int32_t>(1 + random() % 5);
+        auto count = static_cast<int32_t>(random() % 40);
+        std::atomic<int32_t> ran[5] = {}, wrong = 0;
+        std::vector<std::atomic<int32_t>> calls(static_cast<size_t>(count));
+        int32_t phases = job % 3;
+        pool.run(threads, [&](int32_t thread) {
+            ran[thread]++;
+            for (int32_t phase = 1; phase <= phases; phase++) {
+                pool.share(thread, count, [&](int32_t i) { calls[static_cast<size_t>(i)]++; });
+                pool.barrier();
+                for (const auto& each : calls) wrong += each.load() != phase;
+                pool.barrier();
+            }
+        });
+        for (int32_t thread = 0; thread < 5; thread++)
+            EXPECT_EQ(ran[thread].load(), thread < threads ? 1 : 0);
+        EXPECT_EQ(wrong.load(), 0);
+        pool.parallel_for(threads, count, [&](int32_t i) { calls[static_cast<size_t>(i)]++; });
+        for (const auto& each : calls) EXPECT_EQ(each.load(), phases + 1);
+    }
+}
+
+// A thread that jobs do without sleeps through them.
+TEST(threads_that_are_not_needed_sleep) {
+    ThreadPool pool(4);
+    pool.run([](int32_t) {});
+    std::this_thread::sleep_for(std::chrono::milliseconds(50)); // past the bounded spin
+    double before = process_cpu_seconds();
+    for (int32_t i = 0; i < 100; i++) {
+        pool.run(1, [](int32_t) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+    }
+    EXPECT(process_cpu_seconds() - before < 0.02);
 }
 
 TEST(idle_threads_sleep) {

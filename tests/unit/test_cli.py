@@ -236,6 +236,15 @@ def test_the_start_screen_says_what_matters() -> None:
         assert part in text, part
 
 
+def test_the_start_screen_tells_steps_that_run_otherwise() -> None:
+    many = {"isa": "avx512", "threads": 8, "measured": []}
+    same = {**ENGINE_INFO, "many_rows": many, "few_rows": many}
+    assert screen._variant(same) == "avx512, 8 threads"  # pyright: ignore[reportPrivateUsage]
+    other = {**same, "few_rows": {"isa": "avx2", "threads": 4, "measured": []}}
+    text = screen._variant(other)  # pyright: ignore[reportPrivateUsage]
+    assert text == "avx512, 8 threads (small steps avx2, 4 threads)"
+
+
 def test_the_curl_line_is_one_line_of_valid_json() -> None:
     strict = EdgeSettings(profile_contract="strict", api_keys=("secret",))
     for settings in (Settings(), Settings(edge=strict)):

@@ -160,7 +160,6 @@ def _lines(
     parameters = int(engine.get("parameters", 0))
     size = f", {parameters / 1e6:.0f} M parameters" if parameters else ""
     weights = f", {format_size(engine['weight_bytes'])}" if engine.get("weight_bytes") else ""
-    threads = int(engine.get("threads", 1))
     arithmetic = "exact (fp32)" if engine.get("exact") else "quantised"
     context = f"{engine['context_length']:,} tokens"
     trained = engine.get("trained_context_length", engine["context_length"])
@@ -173,7 +172,7 @@ def _lines(
     lines = [
         ("model", f"{model_name} ({engine['architecture']}{size}{weights})"),
         ("template", str(edge.get("template", "not told"))),
-        ("compute path", f"{engine['isa']}, {threads} threads, {arithmetic}"),
+        ("compute path", f"{_variant(engine)}, {arithmetic}"),
         ("context", context),
         ("KV memory", _memory(engine)),
         ("profile", profile),
@@ -185,6 +184,15 @@ def _lines(
     if settings.edge.api_keys:
         lines.append(("API keys", f"{len(settings.edge.api_keys)}"))
     return lines
+
+
+def _variant(engine: dict[str, Any]) -> str:
+    """Kernels and threads of large steps, and those of small ones where they were measured to
+    be others."""
+    many: dict[str, Any] = engine.get("many_rows", engine)
+    few: dict[str, Any] = engine.get("few_rows", many)
+    told = [f"{each['isa']}, {each['threads']} threads" for each in (many, few)]
+    return told[0] if told[0] == told[1] else f"{told[0]} (small steps {told[1]})"
 
 
 def _memory(engine: dict[str, Any]) -> str:
