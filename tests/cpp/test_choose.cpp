@@ -35,6 +35,22 @@ Candidates threads_only(int32_t size) {
     return {thread_counts(size), {&WIDE}};
 }
 
+// What choose_variants needs of a model.
+struct CountingModel {
+    Candidates all = {{2, 1}, {&WIDE, &NARROW}};
+    Choice choices[PHASES] = {{{&WIDE, 2}, {}}, {{&WIDE, 2}, {}}};
+    int32_t few_steps = 0, many_steps = 0;
+
+    const Candidates& candidates() const { return all; }
+    void set_choice(Phase phase, const Choice& choice) {
+        choices[static_cast<size_t>(phase)] = choice;
+    }
+    const float* forward(const Step& step) {
+        (phase_of(step.row_count) == Phase::few_rows ? few_steps : many_steps)++;
+        return nullptr;
+    }
+};
+
 } // namespace
 
 TEST(counts_are_all_and_the_powers_of_two_below) {
@@ -123,4 +139,23 @@ TEST(long_steps_are_measured_once) {
     Machine machine{.ns = {{{&WIDE, 2}, choose::BUDGET_NS}, {{&WIDE, 1}, choose::BUDGET_NS}}};
     EXPECT_EQ(choose::choose_variant(threads_only(2), machine).kept.threads, 2);
     EXPECT_EQ(machine.steps, 2);
+}
+
+TEST(both_phases_of_a_model_are_measured) {
+    LoopConfig config;
+    config.pages = 1000;
+    config.context_tokens = 4096;
+    CountingModel model;
+    choose_variants(model, config);
+    EXPECT(model.few_steps > 2 && model.many_steps > 2);
+    for (const Choice& choice : model.choices) {
+        EXPECT(choice.measured.size() >= 3 && choice.measured.size() <= 4);
+        EXPECT(choice.kept.least_ns > 0);
+    }
+    CountingModel small;
+    config.pages = 4; // a row has room, a batch has not
+    choose_variants(small, config);
+    EXPECT(small.few_steps > 2);
+    EXPECT_EQ(small.many_steps, 0);
+    EXPECT(small.choices[1].measured.empty() && small.choices[1].kept.threads == 2);
 }

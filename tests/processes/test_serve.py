@@ -332,6 +332,11 @@ def test_the_default_model_is_ready_within_three_seconds(model: ModelFile) -> No
         busy = os.getloadavg()[0] > len(os.sched_getaffinity(0)) / 2
         assert event["seconds"] < (30.0 if busy else 3.0)
         assert event["engine"]["isa"] and event["engine"]["kv_pages"] > 0
+        # Measured, unless there was nothing to choose.
+        for steps in ("few_rows", "many_rows"):
+            how = event["engine"][steps]
+            assert 1 <= how["threads"] <= event["engine"]["threads"] and how["isa"]
+            assert len(how["measured"]) != 1 and all(one["least_ms"] > 0 for one in how["measured"])
         stream = Stream()
         asyncio.run(stream.run(server.url, 8))
         assert stream.whole and b"text_delta" in stream.body
