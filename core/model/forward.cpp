@@ -42,8 +42,8 @@ CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const Rope
                    const Ops& ops, ThreadPool& pool)
     : config_(config), weights_(weights), rope_(rope), pool_(pool),
       sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
-      candidates_{{pool.size()}, {&ops}}, ops_(&ops),
-      attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))) {
+      candidates_{{pool.size()}, {&ops}},
+      attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))), ops_(&ops) {
     for (int32_t threads : thread_counts(pool.size()))
         plan_tables_.emplace_back(config, weights, threads);
     plans_ = &plan_tables_.front();

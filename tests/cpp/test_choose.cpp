@@ -16,6 +16,7 @@ using namespace sublimate::cpu;
 
 const Ops WIDE = {};
 const Ops NARROW = {};
+const Candidates BOTH = {{2, 1}, {&WIDE, &NARROW}};
 
 // A machine of which it is known how long a step takes by each variant.
 struct Machine {
@@ -37,11 +38,10 @@ Candidates threads_only(int32_t size) {
 
 // What choose_variants needs of a model.
 struct CountingModel {
-    Candidates all = {{2, 1}, {&WIDE, &NARROW}};
     Choice choices[PHASES] = {{{&WIDE, 2}, {}}, {{&WIDE, 2}, {}}};
     int32_t few_steps = 0, many_steps = 0;
 
-    const Candidates& candidates() const { return all; }
+    const Candidates& candidates() const { return BOTH; }
     void set_choice(Phase phase, const Choice& choice) {
         choices[static_cast<size_t>(phase)] = choice;
     }
@@ -121,15 +121,14 @@ TEST(noise_does_not_outweigh_a_clear_difference) {
 }
 
 TEST(kernels_are_compared_on_the_threads_that_were_kept) {
-    Candidates both = {{2, 1}, {&WIDE, &NARROW}};
     Machine machine{.ns = {{{&WIDE, 2}, 100.0}, {{&WIDE, 1}, 80.0}, {{&NARROW, 1}, 60.0}}};
-    Choice choice = choose::choose_variant(both, machine);
+    Choice choice = choose::choose_variant(BOTH, machine);
     EXPECT(choice.kept.ops == &NARROW && choice.kept.threads == 1);
     EXPECT_EQ(choice.measured.size(), 3u);
     machine.ns[{&NARROW, 1}] = 79.0; // no more than noise
-    EXPECT(choose::choose_variant(both, machine).kept.ops == &WIDE);
+    EXPECT(choose::choose_variant(BOTH, machine).kept.ops == &WIDE);
     machine.ns[{&NARROW, 1}] = 300.0;
-    choice = choose::choose_variant(both, machine);
+    choice = choose::choose_variant(BOTH, machine);
     EXPECT(choice.kept.ops == &WIDE && choice.kept.threads == 1);
     EXPECT_EQ(choice.kept.least_ns, 80.0);
 }
