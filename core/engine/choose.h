@@ -20,7 +20,9 @@ namespace sublimate {
 
 namespace choose {
 
-constexpr double NOISE = 1.05;          // times that differ by less are equal
+// Times that differ by less are equal. Other processes, the edge among them, start beside the
+// measurement and take cores from it: what is preferred yields only to what is clearly faster.
+constexpr double NOISE = 1.15;
 constexpr double CLEARLY_SLOWER = 1.25; // no further round will mend that
 constexpr int32_t ROUNDS = 3;
 constexpr double BUDGET_NS = 40e6; // a round that begins later is left out
