@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ..edge.errors import ApiError, field_error
-from ..edge.generation import UNLIMITED, ThinkingBudget
+from ..edge.generation import ThinkingBudget
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, append_turn
+from .messages.read import EFFORT_TOKENS, RESERVE_SHARE, RESERVE_TOKENS_MIN
 
 Value = TypeVar("Value")
 
@@ -131,14 +132,8 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
 
 
 # ---- thinking ------------------------------------------------------------------------------------
-EFFORTS = {
-    **{"minimal": 512, "low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
-    "max": UNLIMITED,
-}
+EFFORTS = {"minimal": 512, **EFFORT_TOKENS}
 """Tokens of thinking; "none" is off."""
-RESERVE_SHARE = 4
-RESERVE_TOKENS_MIN = 64
-"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
 
 
 def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes
 from .messages import handlers as messages
+from .ollama import handlers as ollama
+from .ollama import models as ollama_models
+from .ollama.errors import OLLAMA_ERRORS
 from .openai import handlers as openai
 from .openai.errors import OPENAI_ERRORS
 
@@ -20,6 +23,12 @@ TABLE: dict[str, Methods] = {
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},
     "/api/hello": {"GET": probes.empty},
+    "/api/chat": {"POST": ollama.chat},
+    "/api/generate": {"POST": ollama.generate_text},
+    "/api/tags": {"GET": ollama_models.list_models},
+    "/api/ps": {"GET": ollama_models.list_running},
+    "/api/show": {"POST": ollama_models.show_model},
+    "/api/version": {"GET": ollama_models.version},
     "/livez": {"GET": probes.live},
     "/readyz": {"GET": probes.ready},
     "/health": {"GET": probes.health},
@@ -34,6 +43,7 @@ SHAPES = {
     "/v1/chat/": OPENAI_ERRORS,
     "/v1/completions": OPENAI_ERRORS,
     "/v1/responses": OPENAI_ERRORS,
+    "/api/": OLLAMA_ERRORS,
 }
 """How errors look at paths that begin so."""
 ROUTES = Routes(TABLE, SHAPES)

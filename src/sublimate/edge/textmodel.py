@@ -28,10 +28,18 @@ class TextModel:
     """One loaded model, seen from the text side. What it says of a text never changes."""
 
     def __init__(
-        self, name: str, tokenizer: Tokenizer, template: ChatTemplate, display_name: str = ""
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        display_name: str = "",
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.display_name = display_name or name
+        self.facts = dict(facts or {})
+        """What its file says of the model, without its tokenizer."""
+        self.file_bytes = 0
         self.created_seconds = int(time.time())
         self.tokenizer = tokenizer
         self.template = template
@@ -58,7 +66,12 @@ def text_model_from_metadata(
     """From GGUF metadata. Raises ModelError."""
     tokenizer = tokenizer_from_metadata(metadata)
     template = template_from_metadata(metadata, tokenizer, tool_format)
-    return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")))
+    facts = {
+        key: value
+        for key, value in metadata.items()
+        if not key.startswith("tokenizer.") and not isinstance(value, list)
+    }
+    return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")), facts)
 
 
 def load_text_model(path: str, name: str = "", tool_format: str = "") -> TextModel:
@@ -67,4 +80,6 @@ def load_text_model(path: str, name: str = "", tool_format: str = "") -> TextMod
         metadata = _core.Gguf(path).metadata
     except _core.CoreError as error:
         raise ModelError(str(error)) from None
-    return text_model_from_metadata(name or Path(path).stem, metadata, tool_format)
+    model = text_model_from_metadata(name or Path(path).stem, metadata, tool_format)
+    model.file_bytes = Path(path).stat().st_size
+    return model

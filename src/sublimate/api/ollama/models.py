@@ -1,0 +1,133 @@
+"""GET /api/tags, /api/ps, /api/version and POST /api/show: the one model that is served.
+
+defines: list_models, list_running, show_model, version, API_VERSION
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...edge.errors import field_error
+from ...edge.exchange import Exchange
+from ...edge.guard import check_json
+from ..messages.schema import decode_body
+from .request import TAG, model_of
+
+if TYPE_CHECKING:
+    from ...edge.app import EdgeServer
+
+API_VERSION = "0.13.0"
+"""Of Ollama's API that is spoken here; tools compare it with what they need."""
+NEVER = "2318-01-01T00:00:00Z"
+"""When the model is taken out of memory."""
+MILLION, BILLION = 1e6, 1e9
+FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
+    **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16"},
+}
+"""general.file_type of a GGUF file."""
+
+
+class ShowRequest(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None
+
+
+DECODER = msgspec.json.Decoder(ShowRequest)
+
+
+def list_models(server: EdgeServer, exchange: Exchange) -> None:
+    _send(exchange, {"models": [_entry(server)]})
+
+
+def list_running(server: EdgeServer, exchange: Exchange) -> None:
+    """Nothing while the engine is away."""
+    if server.engine is None:
+        _send(exchange, {"models": []})
+        return
+    running = {
+        **_entry(server),
+        "expires_at": NEVER,
+        "size_vram": 0,
+        "context_length": server.context_tokens,
+    }
+    del running["modified_at"]
+    _send(exchange, {"models": [running]})
+
+
+def show_model(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError."""
+    check_json(exchange.request.body)
+    request = decode_body(DECODER, exchange.request.body)
+    requested = request.model or request.name
+    if not requested:
+        raise field_error("model", "field required")
+    model_of(server, requested)
+    model = server.model
+    facts = dict(model.facts)
+    architecture = facts.get("general.architecture")
+    if architecture is not None:
+        # What is served, which may be less or more than the model was trained for.
+        facts[f"{architecture}.context_length"] = server.context_tokens
+    facts["general.parameter_count"] = _parameters(server)
+    capabilities = ["completion", "tools"]
+    if model.template.thinking_format is not None:
+        capabilities.append("thinking")
+    entry = _entry(server)
+    shown = {
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "",
+        "template": str(model.template.report),
+        "details": entry["details"],
+        "model_info": facts,
+        "capabilities": capabilities,
+        "modified_at": entry["modified_at"],
+    }
+    _send(exchange, shown)
+
+
+def version(server: EdgeServer, exchange: Exchange) -> None:
+    _send(exchange, {"version": API_VERSION, "sublimate": server.version})
+
+
+def _send(exchange: Exchange, shown: dict[str, Any]) -> None:
+    exchange.send_json(200, msgspec.json.encode(shown))
+
+
+def _entry(server: EdgeServer) -> dict[str, Any]:
+    model = server.model
+    facts = model.facts
+    family = str(facts.get("general.architecture", ""))
+    named = f"{model.name}{TAG}"
+    # Tells models apart. It is not the digest of the file, which would have to be read whole.
+    identity = msgspec.json.encode([model.name, model.file_bytes, facts], order="sorted")
+    modified = datetime.fromtimestamp(model.created_seconds, UTC)
+    return {
+        "name": named,
+        "model": named,
+        "modified_at": modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "size": model.file_bytes,
+        "digest": hashlib.sha256(identity).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": family,
+            "families": [family],
+            "parameter_size": _size_text(_parameters(server)),
+            "quantization_level": FILE_TYPES.get(facts.get("general.file_type", -1), "unknown"),
+        },
+    }
+
+
+def _parameters(server: EdgeServer) -> int:
+    return int(server.engine.info.get("parameters", 0)) if server.engine else 0
+
+
+def _size_text(parameters: int) -> str:
+    if parameters >= BILLION:
+        return f"{parameters / BILLION:.1f}B"
+    return f"{parameters / MILLION:.2f}M"
