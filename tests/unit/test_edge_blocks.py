@@ -4,13 +4,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grammar import check_stream
 from ring_reference import STOP_TOKEN
 from sublimate.edge.blocks import block_format, fold_pieces
+from sublimate.model.template import ChatTemplate
 from sublimate.model.thinking import ThinkingFormat
-from sublimate.model.tool_formats import FORMATS, ToolCall
+from sublimate.model.tool_formats import FORMATS, Tool, ToolCall, ToolResult, canonical_json
+from sublimate.model.turns import Text, Turn, said
 from test_text import Stream, run
+from tool_templates import TEMPLATES
 
 THINK = ThinkingFormat("<think>", "</think>")
 TOKENS = [b"", b"hm", b"", b"So:", b"", b"get", b"", b'{"a": [1]}', b"", b"end"]
@@ -57,3 +62,50 @@ def test_pieces_without_their_end_are_a_bug() -> None:
     assert fold_pieces([]) == []
     with pytest.raises(ValueError, match="end"):
         fold_pieces([("text", "a", "")])
+
+
+# ---- there and back -----------------------------------------------------------------------------
+
+JSON_TEXTS = st.sampled_from(
+    ["{}", '{"a": 1}', '{"path": "/x", "lines": ["é\\n", ""], "deep": {"b": [null, 1.5]}}']
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["get", "put"]), JSON_TEXTS), max_size=2)
+TEXTS = st.sampled_from(["", "So.", "a < b\n\n```\nx\n```"])
+
+
+@given(st.sampled_from([n for n in FORMATS if n != "mistral"]), TEXTS, CALLS, st.booleans())
+def test_what_was_taken_apart_renders_as_the_model_wrote_it(
+    name: str, text: str, calls: list[tuple[str, str]], eager: bool
+) -> None:
+    """Prompt of turn N and its answer are how the prompt of turn N+1 begins."""
+    family, tools = FORMATS[name], (Tool("get"), Tool("put"))
+    if family.bare and text:
+        calls = []
+    if not family.parallel:
+        calls = calls[:1]
+    if not text and not calls:
+        return
+    special = ["<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "<start_of_turn>"]
+    template = ChatTemplate(TEMPLATES[name], special)
+    question = said("user", "q")
+    made = [ToolCall(f"call{i:05}", tool, arguments) for i, (tool, arguments) in enumerate(calls)]
+    answer = text + (family.text_separator if text and made else "")
+    answer += family.calls_text(made) if made else ""
+
+    form = block_format(family, None, {}, tool_names=["get", "put"], eager=eager)
+    stream = Stream([answer.encode()], form="text", blocks=form)
+    run(stream, 1, [], STOP_TOKEN)
+    blocks: list[Any] = []
+    for block in fold_pieces(stream.pieces):
+        if block["type"] == "text":
+            blocks.append(Text(block["text"]))
+        else:
+            arguments = canonical_json(msgspec.json.decode(block["input"]))
+            blocks.append(ToolCall(f"call{len(made):05}", block["name"], arguments))
+    turns = [question, Turn("assistant", tuple(blocks))]
+    results = [ToolResult(b.id, "r") for b in blocks if isinstance(b, ToolCall)]
+    turns.append(Turn("tool", tuple(results)) if results else said("user", "x"))
+    # A prompt that turns thinking off says so once more than its next turn does.
+    before = template.render([question], tools, thinking=True).plain
+    after = template.render(turns, tools).plain
+    assert after.startswith(before + answer)
