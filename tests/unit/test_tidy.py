@@ -356,10 +356,11 @@ CORE_MAY_USE = {
 PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "keys", "limits"}
 PYTHON_MAY_USE = {
     "model": set(),
+    "grammar": {"model"},
     "control": set(),
     "probe": {"model"},
     "engine": {"model", "control"},
-    "edge": {"model", "control"},
+    "edge": {"model", "grammar", "control"},
     "api": {"model", "edge"},
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},

@@ -1,0 +1,274 @@
+"""Requests to constraints: grammars compiled once per set of tools, cached, bounded in time and
+memory.
+
+Each tool is made enforceable by itself, so that one odd schema costs no other tool its grammar; a
+tool whose grammar cannot be had may take any object.
+
+defines: StrictSchemaError, Wanted, Grammars
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits
+
+from ..model.thinking import ThinkingFormat
+from ..model.tokenizer import Tokenizer
+from ..model.tool_formats import Tool, ToolFormat
+from . import lark
+from .constraint import END, Constraint, Phase
+from .schema import ANY_OBJECT, Enforceable, Relaxation, enforceable
+from .vocabulary import GrammarVocabulary
+
+LOG = logging.getLogger("sublimate.grammar")
+
+SCHEMAS_MAX = 1024
+"""Enforceable schemas that are kept."""
+CONSTRAINTS_MAX = 64
+"""Constraints that are kept: a few grammars each, of some MiB at most."""
+COMPILE_SECONDS_MAX = 0.1
+"""What one tool's grammar may take: a slower one allows any object instead, from then on."""
+LIMITS = LLParserLimits(
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    verbose_errors=False,
+)
+"""Of the library: some tens of milliseconds for a mask, some tens of MiB for a grammar."""
+
+RELAX_KEYWORD_SLOW = "time"
+RELAX_KEYWORD_REFUSED = "schema"
+RELAX_KEYWORD_TOGETHER = "tools"
+
+
+class StrictSchemaError(Exception):
+    """A strict tool, or the answer's schema, has what cannot be enforced."""
+
+    def __init__(self, tool: str, relaxation: Relaxation) -> None:
+        super().__init__(tool, relaxation)
+        self.tool = tool
+        """Empty: the answer's schema."""
+        self.relaxation = relaxation
+
+
+class _RefusedError(Exception):
+    """The library takes a grammar's parts, and not the whole."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of its answer."""
+
+    tools: tuple[Tool, ...] = ()
+    """Those that may be called: of a choice of one tool, that one."""
+    must_call: bool = False
+    parallel: bool = True
+    answer_schema: dict[str, Any] | None = None
+    may_think: bool = False
+    begins_in_thinking: bool = False
+    """The prompt has opened it."""
+
+
+class Grammars:
+    """All constraints of one model. From any thread."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, tools: ToolFormat, thinking: ThinkingFormat | None
+    ) -> None:
+        self.relaxed: Counter[str] = Counter()
+        """Keyword -> how often it was left out, once per schema."""
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._thinking = thinking
+        self._vocabulary: GrammarVocabulary | None = None
+        self._schemas = _Cache(SCHEMAS_MAX)
+        self._constraints = _Cache(CONSTRAINTS_MAX)
+        self._lock = threading.Lock()
+
+    @property
+    def vocabulary(self) -> GrammarVocabulary:
+        """Made at its first use: it takes a fifth of a second."""
+        with self._lock:
+            if self._vocabulary is None:
+                thinking = self._thinking.markers if self._thinking else ()
+                markers = (*self._tools.markers, *thinking)
+                self._vocabulary = GrammarVocabulary(self._tokenizer, markers)
+            return self._vocabulary
+
+    def constraint(self, wanted: Wanted) -> Constraint | None:
+        """None: any answer will do. Raises StrictSchemaError."""
+        if not wanted.tools and wanted.answer_schema is None:
+            return None
+        arguments = {tool.name: self._arguments(tool) for tool in wanted.tools}
+        answer = None
+        if wanted.answer_schema is not None:
+            answer = self._enforced("", wanted.answer_schema, strict=False)
+        key = _digest([[*arguments.items()], answer, wanted.must_call, wanted.parallel,
+                       wanted.may_think, wanted.begins_in_thinking])  # fmt: skip
+        return self._constraints.get(key, lambda: self._build(wanted, arguments, answer))
+
+    # ---- schemas -------------------------------------------------------------------------------
+    def _arguments(self, tool: Tool) -> dict[str, Any]:
+        return self._enforced(tool.name, tool.schema, tool.strict)
+
+    def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> dict[str, Any]:
+        try:
+            key = _digest(schema)
+        except RecursionError:  # deeper than any body of a request
+            found = Enforceable(ANY_OBJECT, (Relaxation("", "size"),))
+        else:
+            found = self._schemas.get(key, lambda: self._try(tool, schema))
+        if strict and found.relaxations:
+            raise StrictSchemaError(tool, found.relaxations[0])
+        return found.schema
+
+    def _try(self, tool: str, schema: dict[str, Any]) -> Enforceable:
+        """Alone, so that its cost is known."""
+        found = enforceable(schema)
+        begin_seconds = time.monotonic()
+        main = lark.document(found.schema, self._tools)
+        keyword = "" if self._compiled(lark.alone(main)) else RELAX_KEYWORD_REFUSED
+        if time.monotonic() - begin_seconds > COMPILE_SECONDS_MAX:
+            keyword = RELAX_KEYWORD_SLOW
+        if keyword:
+            relaxations = (*found.relaxations, Relaxation("", keyword))
+            found = Enforceable(ANY_OBJECT, relaxations)
+        for relaxation in found.relaxations:
+            self.relaxed[relaxation.keyword] += 1
+            LOG.info("not enforced: %s of %s", relaxation.place, tool or "the answer's schema")
+        return found
+
+    # ---- phases --------------------------------------------------------------------------------
+    def _build(
+        self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None
+    ) -> Constraint:
+        try:
+            return self._phases(wanted, arguments, answer)
+        except _RefusedError:
+            # Too large together, though not alone.
+            self.relaxed[RELAX_KEYWORD_TOGETHER] += 1
+            LOG.info("not enforced together: the schemas of %d tools", len(arguments))
+            any_object = dict.fromkeys(arguments, ANY_OBJECT)
+            return self._phases(wanted, any_object, answer and ANY_OBJECT)
+
+    def _phases(
+        self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None
+    ) -> Constraint:
+        several = wanted.parallel and self._tools.parallel
+        if wanted.must_call or answer is not None:
+            phases = self._held(wanted, self._main(wanted, arguments, answer, several))
+        else:
+            phases = self._free(wanted, arguments, several)
+        return Constraint(tuple(phases), self.vocabulary)
+
+    def _main(
+        self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None,
+        several: bool,
+    ) -> str:  # fmt: skip
+        """Of an answer that is calls, a document, or either: rule `main`."""
+        calls = lark.forced_calls(self._tools, arguments, several, "calls") if arguments else ""
+        if wanted.must_call or answer is None:
+            return f"main: calls\n{calls}"
+        whole = lark.document(answer, self._tools, "document")
+        return f"main: document{' | calls' if arguments else ''}\n{whole}{calls}"
+
+    def _held(self, wanted: Wanted, main: str) -> Sequence[Phase]:
+        thinking = self._thinking
+        if thinking is None or not (wanted.may_think or wanted.begins_in_thinking):
+            return [Phase(kind="held", grammar=self._need(lark.alone(main)))]
+        closing = thinking.closing.encode()
+        thought = Phase(
+            kind="free",
+            markers=(closing,),
+            grammar=self._need(lark.after_thinking(thinking.closing, main)),
+        )
+        if wanted.begins_in_thinking:
+            return [thought]
+        begin = self._need(lark.thinking_or(thinking.opening, main))
+        opening = thinking.opening.encode()
+        return [Phase(kind="held", grammar=begin, thinking_opening=opening, thinking=1), thought]
+
+    def _free(self, wanted: Wanted, arguments: lark.Arguments, several: bool) -> Sequence[Phase]:
+        """Thinking, if the prompt began it; a call without an opening, if there are such; text and
+        calls in turn."""
+        tools, thinking = self._tools, self._thinking
+        phases: list[Phase] = []
+        if thinking is not None and wanted.begins_in_thinking:
+            phases.append(Phase(kind="free", markers=(thinking.closing.encode(),), then=1))
+        openings = tuple(opening.encode() for opening in tools.openings)
+        if tools.bare:
+            text = len(phases) + 1
+            phases.append(
+                Phase(
+                    kind="choice",
+                    grammar=self._need(lark.bare_call_or_text(tools, arguments)),
+                    beginnings=(b"{", *openings),
+                    otherwise=text,
+                )
+            )
+        text = len(phases)
+        thinks = thinking is not None and wanted.may_think and not phases
+        phases.append(
+            Phase(
+                kind="free",
+                grammar=self._need(lark.call_in_text(tools, arguments, several)),
+                markers=openings,
+                then=text if several and not tools.after_calls else END,
+                thinking_opening=thinking.opening.encode() if thinks and thinking else b"",
+                thinking=text + 1,
+            )
+        )
+        if thinks and thinking is not None:
+            # Then the same text again: a second block of thinking is none.
+            phases.append(Phase(kind="free", markers=(thinking.closing.encode(),), then=text))
+        return phases
+
+    # ---- compiling -----------------------------------------------------------------------------
+    def _need(self, grammar: str) -> LLMatcher:
+        """Of schemas that were tried."""
+        matcher = self._compiled(grammar)
+        if matcher is None:
+            raise _RefusedError
+        return matcher
+
+    def _compiled(self, grammar: str) -> LLMatcher | None:
+        matcher = LLMatcher(self.vocabulary.library, grammar, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            return matcher
+        LOG.debug("a grammar was refused: %s", matcher.get_error())
+        return None
+
+
+class _Cache:
+    """Of what is used most recently."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._held: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, make: Callable[[], Any]) -> Any:
+        """What `make` made of the key; two threads may make it at once."""
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        made = make()
+        with self._lock:
+            self._held[key] = made
+            while len(self._held) > self._entries_max:
+                self._held.popitem(last=False)
+        return made
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()

@@ -1,0 +1,169 @@
+"""Follows one answer through its constraint: tokens in, masks out. Nothing is ever rolled back: the
+loop samples a token only with the mask of that token.
+
+defines: Matcher
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from .constraint import END, Constraint, Phase
+
+LOG = logging.getLogger("sublimate.grammar")
+
+SLOW_SECONDS = 0.0005
+"""A mask that takes longer is no work for a thread that others wait for."""
+ALL = np.uint32(0xFFFFFFFF)
+
+
+class Matcher:
+    """One answer. One thread at a time."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.broken = ""
+        """Why the answer is not held to its constraint any more; empty: it is."""
+        self.is_slow = False
+        """The next mask is likely to take longer than SLOW_SECONDS, as the last one did."""
+        self._constraint = constraint
+        self._vocabulary = constraint.vocabulary
+        self._phase: Phase | None = None
+        """None: the turn ends."""
+        self._active: LLMatcher | None = None
+        """None: any text is allowed."""
+        self._is_watching = False
+        self._is_first = True
+        self._is_early = False
+        """The grammar began with the first token of the answer."""
+        self._is_opened = False
+        """A marker was read in this phase."""
+        self._said = b""
+        """Since the grammar began."""
+        self._enter(0)
+
+    @property
+    def is_free(self) -> bool:
+        """The next token needs no mask, nor do those after it up to a trigger."""
+        return not self._is_watching or bool(self.broken)
+
+    @property
+    def triggers(self) -> NDArray[np.uint32]:
+        """(words) of the free phase; none if nothing is held any more."""
+        if self.broken or self._phase is None or self._phase.kind != "free":
+            return np.zeros_like(self._vocabulary.stop_words)
+        return self._constraint.triggers(self._phase)
+
+    def consume(self, tokens: Iterable[int]) -> None:
+        """Tokens of the answer in order. Of free text, only triggers and what follows them."""
+        for token in tokens:
+            if self._phase is not None and not self.broken:
+                self._consume(token, self._phase)
+            self._is_first = False
+
+    def fill(self, words: NDArray[np.uint32]) -> None:
+        """The mask of the next token, into memory; not while free."""
+        begin_seconds = time.perf_counter()
+        vocabulary = self._vocabulary
+        own = words[: len(vocabulary.stop_words)]
+        words[len(own) :] = 0
+        if self._phase is None:
+            own[:] = vocabulary.stop_words
+        elif self._active is None:
+            own[:] = ALL
+        else:
+            self._active.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+            if self._active.is_error():
+                self._break(self._active.get_error())
+            if self._may_be_text(self._phase):
+                own |= vocabulary.control_words  # the answer may end here, too
+        self.is_slow = time.perf_counter() - begin_seconds > SLOW_SECONDS
+
+    def _may_be_text(self, phase: Phase) -> bool:
+        if phase.kind == "choice":
+            return not self._said.lstrip().startswith(phase.beginnings)
+        return phase.kind == "free" and not self._is_opened
+
+    # ---- phases --------------------------------------------------------------------------------
+    def _enter(self, index: int) -> None:
+        self._phase = None if index == END else self._constraint.phases[index]
+        if self._phase is None and not self._vocabulary.stop_tokens:
+            self._break("the model has no token that ends a turn")
+        if self._phase is None or self._phase.kind == "free":
+            self._rest()
+            self._is_watching = self._phase is None
+        else:
+            self._watch(self._phase)
+
+    def _rest(self) -> None:
+        self._active, self._said = None, b""
+        self._is_watching = self._is_opened = False
+
+    def _watch(self, phase: Phase) -> None:
+        self._rest()
+        self._is_watching, self._is_early = True, self._is_first
+        self._active = None if phase.grammar is None else phase.grammar.deep_copy()
+
+    def _break(self, why: str) -> None:
+        LOG.warning("an answer is not held to its grammar any more: %s", why.partition("\n")[0])
+        self.broken = why
+
+    def _consume(self, token: int, phase: Phase) -> None:
+        if not self._is_watching:
+            self._watch(phase)
+        self._said += self._vocabulary.token_bytes[token]
+        if self._active is not None and not self._active.consume_token(token):
+            self._active = None  # free text may have bytes that no grammar has
+        if phase.kind == "free":
+            self._step_free(phase)
+        elif phase.kind == "held":
+            self._step_held(phase)
+        elif _is_text(self._said.lstrip(), phase.beginnings):
+            self._enter(phase.otherwise)
+        else:
+            self._step_grammar(phase)
+
+    def _step_free(self, phase: Phase) -> None:
+        opening = phase.thinking_opening
+        if not self._is_opened:
+            if opening and self._is_early and opening in self._said:
+                return self._enter(phase.thinking)
+            self._is_opened = any(marker in self._said for marker in phase.markers)
+        if self._is_opened and phase.grammar is None:
+            self._enter(phase.then)
+        elif self._is_opened:
+            self._step_grammar(phase)
+        elif not _may_begin(self._said, (*phase.markers, opening)):
+            self._rest()
+
+    def _step_held(self, phase: Phase) -> None:
+        opening = phase.thinking_opening
+        if opening and self._said.lstrip().startswith(opening):
+            self._enter(phase.thinking)
+        else:
+            self._step_grammar(phase)
+
+    def _step_grammar(self, phase: Phase) -> None:
+        if self._active is None or self._active.is_error():
+            self._break(self._active.get_error() if self._active else "a token outside of it")
+        elif self._active.is_stopped():
+            self._enter(phase.then)
+
+
+def _is_text(said: bytes, beginnings: Iterable[bytes]) -> bool:
+    """Whether an answer that began so is none of the things that have these beginnings."""
+    return bool(said) and not any(
+        said.startswith(one) or one.startswith(said) for one in beginnings
+    )
+
+
+def _may_begin(said: bytes, markers: Iterable[bytes]) -> bool:
+    """Whether the end of a text may be the beginning of a marker."""
+    return any(
+        said.endswith(marker[:length]) for marker in markers for length in range(1, len(marker))
+    )

@@ -1,0 +1,414 @@
+"""Constraints: what a model says under them parses, validates, and is what the format writes."""
+
+import json
+import logging
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grammar_speaker import Speaker, speaker_tokenizer
+from sublimate.grammar.compiler import Grammars, StrictSchemaError, Wanted
+from sublimate.grammar.constraint import Phase
+from sublimate.grammar.matcher import Matcher
+from sublimate.grammar.schema import ANY_OBJECT, enforceable
+from sublimate.model.thinking import ThinkingFormat
+from sublimate.model.tool_formats import (
+    FORMATS,
+    Tool,
+    ToolCall,
+    ToolFormat,
+    canonical_json,
+)
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FLAG = {
+    "type": "object",
+    "properties": {"x": {"type": "boolean"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TOOLS = (Tool("get_weather", "d", CITY), Tool("set-flag", "d", FLAG))
+SCHEMAS = {tool.name: tool.schema for tool in TOOLS}
+CALLS = [
+    ToolCall("", "get_weather", canonical_json({"city": "P"})),
+    ToolCall("", "set-flag", canonical_json({"x": True})),
+]
+THINK = ThinkingFormat("<think>", "</think>")
+TOKENIZER = speaker_tokenizer()
+FAMILIES = list(FORMATS.values())
+
+
+def grammars(family: ToolFormat, thinking: ThinkingFormat | None = None, **tokens: Any) -> Grammars:
+    return Grammars(speaker_tokenizer(**tokens) if tokens else TOKENIZER, family, thinking)
+
+
+GENERIC = grammars(ToolFormat())
+
+
+def said_under(wanted: Wanted, prefer: str = "", seed: int = 1, of: Grammars = GENERIC) -> Speaker:
+    constraint = of.constraint(wanted)
+    assert constraint is not None
+    speaker = Speaker(constraint, seed, prefer.encode())
+    speaker.speak(400)
+    return speaker
+
+
+# ---- calls -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("thinks", ["no", "may", "begun"])
+@pytest.mark.parametrize("must_call", [True, False])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_a_format_writes_is_what_its_grammar_takes(
+    family: ToolFormat, must_call: bool, thinks: str
+) -> None:
+    of = grammars(family, None if thinks == "no" else THINK)
+    thought = {"no": "", "may": "<think>hm < a</think>", "begun": "hm < a</think>"}[thinks]
+    for parallel in (True, False):
+        calls = CALLS if parallel and family.parallel else CALLS[:1]
+        text = "" if must_call or family.bare else "so < then\n"
+        wanted = Wanted(
+            tools=TOOLS,
+            must_call=must_call,
+            parallel=parallel,
+            may_think=thinks == "may",
+            begins_in_thinking=thinks == "begun",
+        )
+        if family.bare and not must_call and thinks == "may":
+            thought = ""  # such families do not think
+        speaker = said_under(wanted, thought + text + family.calls_text(calls), of=of)
+        assert not speaker.prefer, (parallel, speaker.said, speaker.prefer)
+        if must_call or not (parallel and family.parallel):
+            assert speaker.ended or family.bare
+        assert speaker.masks > 0 and not speaker.matcher.broken
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_call_that_must_come_validates(family: ToolFormat) -> None:
+    of = grammars(family)
+    for seed in range(8):
+        speaker = said_under(Wanted(tools=TOOLS, must_call=True, parallel=False), seed=seed, of=of)
+        assert speaker.ended and speaker.free == 0
+        check_call(family, speaker.said.decode())
+
+
+def check_call(family: ToolFormat, text: str) -> None:
+    """One call, spelled as the format spells it."""
+    for name, schema in SCHEMAS.items():
+        before, head = family.before_calls, family.call_head(name)
+        if not text.startswith(before + head):
+            continue
+        arguments = text[
+            len(before + head) : len(text) - len(family.call_tail + family.after_calls)
+        ]
+        value = json.loads(arguments)
+        jsonschema.validate(value, schema)
+        spelled = family.call_text(ToolCall("", name, canonical_json(value)))
+        assert json.loads(canonical_json(value)) == value and len(spelled) <= len(text) + 64
+        return
+    raise AssertionError(text)
+
+
+def test_one_chosen_tool_is_the_only_one() -> None:
+    for seed in range(4):
+        wanted = Wanted(tools=TOOLS[1:], must_call=True, parallel=False)
+        check = said_under(wanted, seed=seed).said.decode()
+        assert check.startswith('<tool_call>\n{"name": "set-flag", "arguments": {"x": ')
+
+
+def test_text_of_an_agent_costs_no_masks() -> None:
+    text = "no calls here, only 1 > 0 and a few lines\nof text"
+    speaker = said_under(Wanted(tools=TOOLS), text)
+    assert not speaker.prefer and speaker.free >= len(text) - 12 and speaker.masks == 0
+
+
+def test_text_that_only_looks_like_a_marker_stays_free() -> None:
+    for text in ("a <b> c", "a </tool_call> b", "<tool_cal", "<<<tool_", "x <tool_call> y"):
+        speaker = said_under(Wanted(tools=TOOLS), text + "...")
+        if text.startswith("x"):
+            assert not speaker.said.startswith(text.encode()), "the marker is whole: a call"
+        else:
+            assert not speaker.prefer and not speaker.matcher.broken
+
+
+def test_the_answer_may_end_where_a_marker_might_have_begun() -> None:
+    constraint = GENERIC.constraint(Wanted(tools=TOOLS))
+    assert constraint is not None
+    matcher, vocabulary = Matcher(constraint), constraint.vocabulary
+    less = vocabulary.token_bytes.index(b"<")
+    assert matcher.is_free
+    matcher.consume([less])
+    assert not matcher.is_free
+    words = vocabulary.words([])
+    matcher.fill(words)
+    assert (words & vocabulary.stop_words).tolist() == vocabulary.stop_words.tolist()
+
+
+@pytest.mark.parametrize("kind", ["control", "defined"])
+def test_markers_that_are_tokens_of_their_own(kind: str) -> None:
+    marks = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<other>")
+    of = grammars(FORMATS["hermes"], THINK, **{kind: marks})
+    wanted = Wanted(tools=TOOLS, parallel=False, begins_in_thinking=True)
+    text = "hm</think>so\n" + FORMATS["hermes"].calls_text(CALLS[:1])
+    speaker = said_under(wanted, text, of=of)
+    assert not speaker.prefer and speaker.ended and not speaker.matcher.broken
+
+
+def test_without_a_wish_there_is_no_constraint() -> None:
+    assert GENERIC.constraint(Wanted()) is None
+    with pytest.raises(ValueError, match="marker"):
+        Phase(kind="free")
+    with pytest.raises(ValueError, match="beginnings"):
+        Phase(kind="choice")
+
+
+def test_a_token_outside_of_the_grammar_ends_the_constraint_not_the_answer() -> None:
+    constraint = GENERIC.constraint(Wanted(tools=TOOLS, must_call=True))
+    assert constraint is not None
+    matcher = Matcher(constraint)
+    matcher.consume([constraint.vocabulary.token_bytes.index(b"z")])
+    assert matcher.broken and matcher.is_free and not matcher.triggers.any()
+
+
+# ---- documents ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("thinks", ["no", "may", "begun"])
+def test_a_document_is_canonical_and_validates(thinks: str) -> None:
+    of = grammars(ToolFormat(), None if thinks == "no" else THINK)
+    wanted = Wanted(
+        answer_schema=CITY, may_think=thinks == "may", begins_in_thinking=thinks == "begun"
+    )
+    for seed in range(100):
+        speaker = said_under(wanted, {"begun": "hm</think>"}.get(thinks, ""), seed, of)
+        if b"<think>" in speaker.said and b"</think>" not in speaker.said:
+            continue  # cut by the budget
+        document = speaker.said.rpartition(b"</think>")[2].strip().decode()
+        value = json.loads(document)
+        jsonschema.validate(value, CITY)
+        assert speaker.ended and '":"' not in document.replace('\\"', "")
+
+
+def test_a_document_beside_tools_is_either() -> None:
+    wanted = Wanted(tools=TOOLS, answer_schema=FLAG, parallel=False)
+    for prefer in ('{"x": true}', ToolFormat().call_text(CALLS[1])):
+        assert not said_under(wanted, prefer).prefer
+
+
+# ---- schemas -----------------------------------------------------------------------------------
+# What clients' tools have in them (A69 of the case list), and worse.
+RELAXED: list[tuple[dict[str, Any], set[str]]] = [
+    ({"propertyNames": {"type": "string"}}, {"propertyNames"}),
+    ({"properties": {"a": {"pattern": "^(?!x)a", "type": "string"}}}, {"properties.a.pattern"}),
+    ({"properties": {"a": {"pattern": r"^\S+$", "type": "string"}}}, set()),
+    ({"properties": {"a": {"type": "string", "maxLength": 524288}}}, set()),
+    ({"properties": {"a": {"type": "integer", "exclusiveMinimum": 0}}}, set()),
+    ({"properties": {"a": {"type": "number", "maximum": 1e300}}}, {"properties.a.maximum"}),
+    ({"properties": {"a": {"format": "binary", "type": "string"}}}, {"properties.a.format"}),
+    ({"properties": {"a": {"type": "string", "format": "date-time"}}}, set()),
+    ({"properties": {"a": {"type": "file"}}}, {"properties.a.type"}),
+    ({"properties": {"a": {"$ref": "http://x/y"}}}, {"properties.a.$ref"}),
+    ({"properties": {"a": {"$ref": "#/$defs/none"}}}, {"properties.a.$ref"}),
+    ({"properties": {"a": {"$ref": "other.json#/x"}}}, {"properties.a.$ref"}),
+    ({"properties": {"a": {"$ref": "#"}}}, set()),
+    ({"properties": {"a": {"not": {"type": "string"}}}}, {"properties.a.not"}),
+    (
+        {"properties": {"a": {"type": "array", "uniqueItems": True, "items": {"contains": {}}}}},
+        {"properties.a.uniqueItems", "properties.a.items.contains"},
+    ),
+    (
+        {"properties": {"a": {"oneOf": [{"type": "number"}, {"minimum": 3}]}}},
+        {"properties.a.oneOf"},
+    ),
+    ({"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "null"}]}}}, set()),
+    ({"properties": {"a": {"anyOf": [{"type": "string", "if": {}}]}}}, {"properties.a.anyOf.0.if"}),
+    ({"required": ["b"], "additionalProperties": False}, {"unsatisfiable"}),
+    ({"properties": {"a": {"enum": []}}}, {"properties.a.enum"}),
+    ({"properties": {"a": 5}}, {"properties.a.schema"}),
+    ({"properties": 5}, {"schema"}),
+    (
+        {"dependentRequired": {"a": ["b"]}, "$dynamicRef": "#x"},
+        {"dependentRequired", "$dynamicRef"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "places"), RELAXED, ids=str)
+def test_what_cannot_be_enforced_is_left_out_by_its_path(
+    schema: dict[str, Any], places: set[str]
+) -> None:
+    schema = {"type": "object", **schema}
+    found = enforceable(schema)
+    assert {relaxation.place for relaxation in found.relaxations} == places
+    tool = Tool("t", "d", schema)
+    assert GENERIC.constraint(Wanted(tools=(tool,), must_call=True)) is not None
+    strict = Tool("t", "d", schema, strict=True)
+    if not places:
+        assert GENERIC.constraint(Wanted(tools=(strict,))) is not None
+        return
+    with pytest.raises(StrictSchemaError) as caught:
+        GENERIC.constraint(Wanted(tools=(strict,)))
+    assert caught.value.tool == "t" and caught.value.relaxation.place in places
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+PATHOLOGICAL = {
+    "deep": deep(500),
+    "wide": {"type": "object", "properties": {f"p{i}": {"pattern": f"^a{i}"} for i in range(5000)}},
+    "regex": {"type": "object", "properties": {"a": {"pattern": "((a{1,99}){1,99}){1,99}$"}}},
+    "choices": {"anyOf": [{"enum": [f"{i}-{j}" for j in range(200)]} for i in range(200)]},
+    "items": {
+        "type": "object",
+        "properties": {"a": {"type": "array", "minItems": 10**9, "items": {"pattern": "a{999}"}}},
+    },
+    "long": {"type": "object", "description": "x" * 300_000},
+}
+
+
+@pytest.mark.parametrize("schema", PATHOLOGICAL.values(), ids=PATHOLOGICAL)
+def test_a_pathological_schema_costs_little_and_fails_nothing(schema: dict[str, Any]) -> None:
+    fresh = grammars(ToolFormat())
+    assert fresh.vocabulary.count == len(TOKENIZER)
+    begin = time.process_time()
+    constraint = fresh.constraint(Wanted(tools=(Tool("t", "d", schema),), must_call=True))
+    seconds = time.process_time() - begin
+    assert constraint is not None
+    matcher = Matcher(constraint)
+    words = constraint.vocabulary.words([])
+    begin = time.process_time()
+    matcher.fill(words)
+    assert words.any() and not matcher.broken
+    assert time.process_time() - begin < 0.1
+    assert seconds < 0.4, "a tenth of a second, and a slow machine"
+
+
+def test_relaxations_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    fresh = grammars(ToolFormat())
+    tool = Tool("odd", "d", {"type": "object", "propertyNames": {"minLength": 1}})
+    with caplog.at_level(logging.INFO, "sublimate.grammar"):
+        for _ in range(3):
+            assert fresh.constraint(Wanted(tools=(tool, *TOOLS))) is not None
+    assert [record.getMessage() for record in caplog.records] == [
+        "not enforced: propertyNames of odd"
+    ]
+    assert fresh.relaxed == {"propertyNames": 1}
+
+
+def test_constraints_are_shared_and_bounded() -> None:
+    first = GENERIC.constraint(Wanted(tools=TOOLS))
+    assert GENERIC.constraint(Wanted(tools=TOOLS)) is first
+    assert GENERIC.constraint(Wanted(tools=TOOLS, parallel=False)) is not first
+
+
+def test_schemas_too_large_together_allow_any_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = grammars(ToolFormat())
+    compiled = Grammars._compiled
+    monkeypatch.setattr(
+        Grammars,
+        "_compiled",
+        lambda self, text: (
+            None if text.count("%json {") > 1 and "city" in text else compiled(self, text)
+        ),
+    )
+    assert fresh.constraint(Wanted(tools=TOOLS)) is not None
+    assert fresh.relaxed == {"tools": 1}
+
+
+# ---- any schema --------------------------------------------------------------------------------
+NAMES = st.sampled_from(["a", "bc", "long name", "é", 'q"uote', "n"])
+SCALARS = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.just("string")},
+        optional={"minLength": st.integers(0, 3), "maxLength": st.integers(3, 9)},
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("integer")},
+        optional={"minimum": st.integers(-50, 0), "maximum": st.integers(0, 5000)},
+    ),
+    st.just({"type": "boolean"}),
+    st.just({"type": "null"}),
+    st.fixed_dictionaries(
+        {"type": st.just("string"), "pattern": st.sampled_from(["^a+$", "b", r"\d{2}"])}
+    ),
+    st.fixed_dictionaries(
+        {
+            "enum": st.lists(
+                st.one_of(st.text(max_size=4), st.integers(-9, 9), st.none()),
+                min_size=1,
+                max_size=4,
+                unique_by=repr,
+            )
+        }
+    ),
+    st.fixed_dictionaries(
+        {"const": st.one_of(st.text(max_size=4), st.booleans(), st.just([1, {"k": None}]))}
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.lists(
+                st.sampled_from(["string", "null", "integer"]), min_size=1, max_size=3, unique=True
+            )
+        }
+    ),
+)
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def build(parts: tuple[dict[str, Any], bool, bool]) -> dict[str, Any]:
+        properties, needs_all, is_open = parts
+        required = list(properties) if needs_all else list(properties)[:1]
+        schema = {"type": "object", "properties": properties, "required": required}
+        return schema if is_open else {**schema, "additionalProperties": False}
+
+    return st.tuples(st.dictionaries(NAMES, inner, max_size=3), st.booleans(), st.booleans()).map(
+        build
+    )
+
+
+def compounds(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        objects(inner),
+        st.fixed_dictionaries(
+            {"type": st.just("array"), "items": inner},
+            optional={"minItems": st.integers(0, 2), "maxItems": st.integers(2, 4)},
+        ),
+        st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=3)}),
+    )
+
+
+ANY_SCHEMA = st.recursive(SCALARS, compounds, max_leaves=8)
+
+
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(inner=ANY_SCHEMA, seed=st.integers(0, 1 << 16))
+def test_every_answer_validates(inner: dict[str, Any], seed: int) -> None:
+    schema = {"type": "object", "properties": {"value": inner}, "required": ["value"]}
+    schema["additionalProperties"] = False
+    found = enforceable(schema)
+    speaker = said_under(Wanted(answer_schema=schema), seed=seed)
+    if not speaker.ended:
+        return  # cut by the budget
+    value = json.loads(speaker.said)
+    jsonschema.validate(value, schema if not found.relaxations else ANY_OBJECT)
+    tool = Tool("t", "d", schema)
+    called = said_under(Wanted(tools=(tool,), must_call=True, parallel=False), seed=seed)
+    if called.ended:
+        text = called.said.decode()
+        head, tail = ToolFormat().call_head("t"), ToolFormat().call_tail
+        assert text.startswith(head) and text.endswith(tail)
+        jsonschema.validate(
+            json.loads(text[len(head) : -len(tail)]), schema if not found.relaxations else {}
+        )
