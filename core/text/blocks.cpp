@@ -318,16 +318,16 @@ bool BlockSplitter::in_object() {
 
 // What the byte before scan_ means to the outermost object. False: it is no call.
 bool BlockSplitter::member_step(char byte, JsonScanner::State before, int32_t depth_before) {
-    using State = JsonScanner::State;
-    State after = json_.state();
+    using Json = JsonScanner::State;
+    Json after = json_.state();
     bool outermost = depth_before == 1;
-    if (after == State::done) return name_ >= 0 && arguments_whole_;
+    if (after == Json::done) return name_ >= 0 && arguments_whole_;
     if (depth_before == 2 && json_.depth() == 1) return member_ends();
     if (!outermost || before == after) return true;
-    if (after == State::in_key) value_begin_ = static_cast<int64_t>(scan_);
-    if (before == State::in_key) return key_known();
-    if (before == State::value) return member_begins(byte);
-    if (before == State::in_value) return member_ends();
+    if (after == Json::in_key) value_begin_ = static_cast<int64_t>(scan_);
+    if (before == Json::in_key) return key_known();
+    if (before == Json::value) return member_begins(byte);
+    if (before == Json::in_value) return member_ends();
     return true;
 }
 
