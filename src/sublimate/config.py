@@ -168,6 +168,13 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
             "the model that one was there."
         ),
     ] = "refuse"
+    context_stop_reason: Annotated[
+        Literal["auto", "max_tokens"],
+        Meta(
+            description="stop_reason of an answer that met the end of the context: auto names the "
+            "window to clients of the newer API version; others always read max_tokens."
+        ),
+    ] = "auto"
     drain_seconds: Annotated[
         float,
         Meta(ge=0, le=DRAIN_SECONDS_MAX, description="Time that streams have at shutdown."),

@@ -31,7 +31,13 @@ DELTAS = {
     "tool_use": {"input_json_delta": "partial_json"},
 }
 """Per block: type of a delta -> its key."""
-STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
+STOP_REASONS = (
+    "model_context_window_exceeded",
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+)
 
 
 @dataclass

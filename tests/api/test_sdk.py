@@ -104,6 +104,69 @@ def test_count_tokens_equals_usage(client: anthropic.Anthropic) -> None:
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+WEATHER = {
+    "name": "get_weather",
+    "description": "d",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ASKING = {"role": "user", "content": "the weather"}
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[anthropic.Anthropic]:
+    """A model that calls a tool and speaks of its result."""
+    answers = {"it is 12C": "12 degrees.", "the weather": "I look.\n" + CALL, "think": "Yes."}
+    with (
+        serve(answers=answers, step_delay_us=100) as served,
+        anthropic.Anthropic(base_url=served.url, api_key="any", max_retries=0) as made,
+    ):
+        yield made
+        assert served.idle()
+
+
+def test_a_tool_is_called_and_its_result_answered(agent: anthropic.Anthropic) -> None:
+    asked = {"model": "tiny", "max_tokens": 300, "tools": [WEATHER]}
+    message = agent.messages.create(messages=[ASKING], **asked)
+    text, call = message.content
+    assert text.text == "I look." and message.stop_reason == "tool_use"
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Paris"})
+    with agent.messages.stream(messages=[ASKING], **asked) as stream:
+        pieces = [e.partial_json for e in stream if e.type == "input_json"]
+        streamed = stream.get_final_message()
+    assert pieces and streamed.content[1].input == call.input
+    assert streamed.stop_reason == "tool_use" and streamed.content[0].text == "I look."
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "it is 12C"}
+    turns = [
+        ASKING,
+        {"role": "assistant", "content": [part.to_dict() for part in message.content]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = agent.messages.create(messages=turns, **asked)
+    assert answer.content[0].text == "12 degrees." and answer.stop_reason == "end_turn"
+    assert answer.usage.cache_read_input_tokens > 0
+    counted = agent.messages.count_tokens(model="tiny", messages=turns, tools=[WEATHER])
+    usage = answer.usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_a_prefill_is_continued(agent: anthropic.Anthropic) -> None:
+    turns = [{"role": "user", "content": "think"}, {"role": "assistant", "content": "My answer: "}]
+    message = agent.messages.create(model="tiny", max_tokens=50, messages=turns)
+    assert message.content[0].text == "Yes."
+
+
+def test_thinking_is_asked_for(agent: anthropic.Anthropic) -> None:
+    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        message = agent.messages.create(
+            model="tiny",
+            max_tokens=2000,
+            messages=[{"role": "user", "content": "think"}],
+            thinking=thinking,
+        )
+        assert message.content[-1].text == "Yes."
+
+
 def test_models(client: anthropic.Anthropic) -> None:
     page = client.models.list()
     assert [model.id for model in page.data] == ["tiny", "claude-tiny"]

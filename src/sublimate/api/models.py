@@ -20,26 +20,32 @@ if TYPE_CHECKING:
 
 NO: dict[str, Any] = {"supported": False}
 YES: dict[str, Any] = {"supported": True}
-CAPABILITIES: dict[str, Any] = {
-    "batch": NO,
-    "citations": NO,
-    "code_execution": NO,
-    "context_management": {
-        "supported": False,
-        "clear_tool_uses_20250919": NO,
-        "clear_thinking_20251015": NO,
-        "compact_20260112": NO,
-    },
-    "effort": {
-        "supported": False,
-        **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), NO),
-    },
-    "image_input": NO,
-    "pdf_input": NO,
-    "server_tools": {"supported": False, "code_execution": NO, "web_search": NO},
-    "structured_outputs": NO,
-    "thinking": {"supported": False, "types": {"adaptive": NO, "enabled": NO}},
-}
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def capabilities(thinks: bool) -> dict[str, Any]:
+    """What the API lets a client do with this model. Only a model that thinks has an effort."""
+    thinking = YES if thinks else NO
+    return {
+        "batch": NO,
+        "citations": NO,
+        "code_execution": NO,
+        "context_management": {
+            "supported": True,
+            "clear_tool_uses_20250919": YES,
+            "clear_thinking_20251015": YES,
+            "compact_20260112": NO,
+        },
+        "effort": {"supported": thinks, **dict.fromkeys(EFFORTS, thinking)},
+        "image_input": NO,
+        "pdf_input": NO,
+        "server_tools": {"supported": False, "code_execution": NO, "web_search": NO},
+        "structured_outputs": NO,
+        "thinking": {
+            "supported": thinks,
+            "types": {"adaptive": thinking, "enabled": thinking},
+        },
+    }
 
 
 def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
@@ -56,7 +62,7 @@ def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
         "line": None,
         "max_input_tokens": context,
         "max_tokens": context,
-        "capabilities": CAPABILITIES,
+        "capabilities": capabilities(model.template.thinking_format is not None),
         "deprecated_at": None,
         "retires_at": None,
         "object": "model",

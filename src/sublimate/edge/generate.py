@@ -77,6 +77,8 @@ def _submit(
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     server.answer_begun(answer)
+    if surface.begun is not None:
+        surface.begun(server, answer)
     answer.begin(engine, ticket)
 
 

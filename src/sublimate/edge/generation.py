@@ -128,3 +128,5 @@ class Surface(msgspec.Struct, frozen=True):
     collected: Callable[..., Answer]
     identifier: str = "msg"
     """Kind of its answers' ids, as in msg_0123."""
+    begun: Callable[[EdgeServer, Answer], None] | None = None
+    """Told of each answer that the engine has taken."""

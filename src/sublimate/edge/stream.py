@@ -170,8 +170,12 @@ class StreamedAnswer(Answer):
     format = "sse"
 
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
-        if event.data:
-            self._write(event.data, now_seconds)
+        if data := self._shown(event):
+            self._write(data, now_seconds)
+
+    def _shown(self, event: _core.StreamEvent) -> bytes:
+        """Frames of an event as they go out."""
+        return event.data
 
     def _write(self, data: bytes, now_seconds: float) -> None:
         """With the head of the answer before the first bytes: these come at admission, or as a
@@ -191,10 +195,10 @@ class StreamedAnswer(Answer):
         if event.stop_reason in COMPLETE:
             if not exchange.streaming:
                 exchange.start_stream(self._headers(), b"")
-            exchange.finish(event.data)
+            exchange.finish(self._shown(event))
         else:
-            if event.data:
-                self._write(event.data, self._last_seconds)
+            if data := self._shown(event):
+                self._write(data, self._last_seconds)
             exchange.fail(self._refusal(event))
 
     def tick(self, now_seconds: float) -> None:

@@ -16,7 +16,7 @@ from ...model.tool_formats import ToolCall, ToolResult
 from ...model.turns import Block, Thinking, Turn
 from .schema import Amount, ClearThinking, ClearToolUses, Compact
 
-CLEARED = "(This result was cleared to save room.)"
+CLEARED = "(Cleared.)"
 
 AppliedEdit = dict[str, Any]
 """As the API reports it."""

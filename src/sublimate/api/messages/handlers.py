@@ -13,15 +13,28 @@ import msgspec
 from ... import _core
 from ...edge import limits
 from ...edge.exchange import Exchange
+from ...edge.fingerprints import fingerprint
 from ...edge.generate import generate, prepared
 from ...edge.generation import Prompt, Surface
-from ...edge.stream import CollectedAnswer, StreamedAnswer
+from .answers import CollectedMessage, StreamedMessage
 from .read import MessagesGeneration, read_count, read_message
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
+    from ...edge.stream import Answer
 
-MESSAGES = Surface(read=read_message, streamed=StreamedAnswer, collected=CollectedAnswer)
+
+def _begun(server: EdgeServer, answer: Answer) -> None:
+    """A later request may name this message as the one before it."""
+    generation = answer.generation
+    if isinstance(generation, MessagesGeneration) and generation.wants_diagnostics:
+        entry = fingerprint(generation, answer.prompt_tokens)
+        server.fingerprints.remember(answer.exchange.tenant_key, answer.message_id, entry)
+
+
+MESSAGES = Surface(
+    read=read_message, streamed=StreamedMessage, collected=CollectedMessage, begun=_begun
+)
 
 
 def create_message(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:

@@ -13,6 +13,7 @@ import msgspec
 from ...config import Profile
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
+from ...edge.fingerprints import MissReason
 from ...edge.generate import choose_profile
 from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 THINKING_TOKENS_MIN = 1024
 """Least budget that the API takes."""
+FIRST_VERSION = "2023-06-01"
 RESERVE_SHARE = 4
 RESERVE_TOKENS_MIN = 64
 """Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
@@ -45,6 +47,11 @@ class MessagesGeneration(Generation, frozen=True, kw_only=True):
     applied_edits: tuple[AppliedEdit, ...] = ()
     wants_diagnostics: bool = False
     previous_message_id: str | None = None
+    miss_reason: MissReason = ""
+    """What of the prompt is not as it was for the previous message."""
+    previous_tokens: int = 0
+    names_window: bool = False
+    """An answer that the context's end cut short says so; else it says max_tokens."""
 
 
 def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generation:
@@ -53,7 +60,19 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
     if not request.messages:
         raise field_error("messages", "at least one message is required")
     profile = choose_profile(request.execution_profile, server.settings)
-    return _generation(server, request, request, profile, exchange.tenant_key)
+    owner = exchange.tenant_key
+    generation = _generation(server, request, request, profile, owner)
+    changes: dict[str, Any] = {"names_window": _names_window(server, exchange)}
+    if previous := generation.previous_message_id:
+        found = server.fingerprints.compare(owner, previous, generation)
+        changes["miss_reason"], changes["previous_tokens"] = found
+    return msgspec.structs.replace(generation, **changes)
+
+
+def _names_window(server: EdgeServer, exchange: Exchange) -> bool:
+    """Clients of the first version repeat the request when they read of the window."""
+    version = exchange.request.field(b"anthropic-version")
+    return server.settings.context_stop_reason == "auto" and version > FIRST_VERSION
 
 
 def read_count(server: EdgeServer, body: bytes, owner: bytes) -> Generation:

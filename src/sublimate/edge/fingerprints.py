@@ -1,0 +1,99 @@
+"""What the prompts of recent messages were, as digests: enough to say where a later one diverged.
+
+defines: Fingerprint, fingerprint, Fingerprints
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from .generation import Generation
+
+MESSAGES_MAX = 4096
+"""Remembered; the least recent goes first. Some 500 bytes each."""
+
+MissReason = Literal[
+    "",
+    "model_changed",
+    "system_changed",
+    "tools_changed",
+    "messages_changed",
+    "previous_message_not_found",
+]
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """Of one prompt."""
+
+    model: str
+    system: bytes
+    tools: bytes
+    blocks: int
+    """Of all messages behind the system prompt."""
+    messages: bytes
+    tokens: int
+
+
+def fingerprint(generation: Generation, prompt_tokens: int) -> Fingerprint:
+    system, blocks = _parts(generation)
+    return Fingerprint(
+        generation.model_name,
+        _digest(system),
+        _digest(generation.tools),
+        len(blocks),
+        _digest(blocks),
+        prompt_tokens,
+    )
+
+
+def _parts(generation: Generation) -> tuple[Sequence[Any], list[Any]]:
+    """The system prompt, and the blocks behind it with their roles."""
+    turns = generation.turns
+    has_system = bool(turns) and turns[0].role == "system"
+    rest = turns[1:] if has_system else turns
+    return turns[0].blocks if has_system else (), [(t.role, b) for t in rest for b in t.blocks]
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(value)).digest()
+
+
+class Fingerprints:
+    """By owner and message id. On any thread: a lost race forgets one entry."""
+
+    def __init__(self, messages_max: int = MESSAGES_MAX) -> None:
+        if messages_max < 1:
+            raise ValueError("there is nothing to remember with")
+        self._messages_max = messages_max
+        self._known: OrderedDict[tuple[bytes, str], Fingerprint] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def remember(self, owner: bytes, message_id: str, entry: Fingerprint) -> None:
+        self._known[owner, message_id] = entry
+        while len(self._known) > self._messages_max:
+            self._known.popitem(last=False)
+
+    def compare(
+        self, owner: bytes, message_id: str, generation: Generation
+    ) -> tuple[MissReason, int]:
+        """(what of this prompt is not as it was, if anything; tokens of the prompt then)."""
+        before = self._known.get((owner, message_id))
+        if before is None:
+            return "previous_message_not_found", 0
+        if before.model != generation.model_name:
+            return "model_changed", before.tokens
+        system, blocks = _parts(generation)
+        if before.system != _digest(system):
+            return "system_changed", before.tokens
+        if before.tools != _digest(generation.tools):
+            return "tools_changed", before.tokens
+        if before.messages != _digest(blocks[: before.blocks]):
+            return "messages_changed", before.tokens
+        return "", before.tokens
