@@ -393,10 +393,12 @@ def keys_are_compared_whole_and_as_digests(served: Served) -> None:
 def no_route_is_open_by_accident(served: Served) -> None:
     del served
     with serve(settings=EdgeSettings(api_keys=("k",))) as locked:
-        guarded = [path for path in TABLE if path.startswith("/v1") or path == "/metrics"]
+        guarded = [path for path in TABLE if path.startswith(("/v1", "/api/"))]
+        guarded = [path for path in (*guarded, "/metrics") if path != "/api/hello"]
         for path in (*guarded, "/invocations", "/pause", "/update_weights", "/docs", "/version"):
             for method in ("GET", "POST", "DELETE"):
-                check_error(locked.client.request(method, path), 401)
+                reply = locked.client.request(method, path)
+                assert reply.status_code == 401 and reply.json()["error"], path
 
 
 @case("R147")

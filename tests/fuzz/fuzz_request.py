@@ -24,7 +24,7 @@ import msgspec  # noqa: E402
 from sublimate.api.messages.read import read_message  # noqa: E402
 from sublimate.api.routes import ROUTES  # noqa: E402
 from sublimate.config import EdgeSettings  # noqa: E402
-from sublimate.edge.errors import ApiError  # noqa: E402
+from sublimate.edge.errors import ApiError, ErrorShape  # noqa: E402
 from sublimate.edge.exchange import Exchange  # noqa: E402
 from sublimate.edge.generate import prepare  # noqa: E402
 from sublimate.edge.guard import check_json  # noqa: E402
@@ -173,6 +173,9 @@ class Application:
 
     def connection_closed(self, connection: Any) -> None: ...
 
+    def error_shape(self, path: str) -> ErrorShape:
+        return ROUTES.error_shape(path)
+
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         try:
             ROUTES.find(exchange.request)
@@ -208,7 +211,7 @@ def one_head(loop: asyncio.AbstractEventLoop, draw: random.Random, data: bytes) 
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         is_head = not rest[:1] or rest.startswith(b"HTTP/1.1 ")
         content, rest = (b"", rest) if is_head else (rest[:length], rest[length:])
-        if head[9:10] != b"2" and content and msgspec.json.decode(content)["type"] != "error":
+        if head[9:10] != b"2" and content and "error" not in msgspec.json.decode(content):
             raise AssertionError("an error without its envelope")
 
 

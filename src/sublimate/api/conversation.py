@@ -8,7 +8,7 @@ defines: Conversation, make_tool, check_tools, checked, renamed, thinking_budget
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -30,7 +30,15 @@ class Conversation:
         """Whole ones; after them calls that wait for their results."""
         self._calls: dict[str, str] = {}
         """Id of a call -> path of it."""
+        if self._turns and self._turns[-1].role == "assistant":
+            calls = self._turns[-1].calls
+            self._calls = {call.id: "previous_response_id" for call in calls}
         self._results: dict[str, ToolResult] = {}
+
+    def extend(self, turns: Iterable[Turn]) -> None:
+        """By whole turns."""
+        for turn in turns:
+            append_turn(self._turns, turn)
 
     def say(self, role: Role, text: str) -> None:
         """An empty text is nothing said."""

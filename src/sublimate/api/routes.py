@@ -19,6 +19,8 @@ TABLE: dict[str, Methods] = {
     "/v1/messages/count_tokens": {"POST": messages.count_tokens},
     "/v1/chat/completions": {"POST": openai.chat_completions},
     "/v1/completions": {"POST": openai.completions},
+    "/v1/responses": {"POST": openai.create_response},
+    "/v1/responses/{id}": {"GET": openai.retrieve_response, "DELETE": openai.delete_response},
     "/v1/models": {"GET": models.list_models},
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},

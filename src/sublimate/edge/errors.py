@@ -110,6 +110,12 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "method": ErrorKind(405, INVALID, "This path takes {allowed}."),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
+    "response_not_found": ErrorKind(
+        404,
+        NOT_FOUND,
+        "previous_response_id: there is no response with this id here. This server keeps the last "
+        "ones, in memory, if store is not false.",
+    ),
     # The body.
     "invalid_utf8": ErrorKind(400, INVALID, "The request body is not valid UTF-8."),
     "invalid_json": ErrorKind(400, INVALID, "The request body is not valid JSON."),

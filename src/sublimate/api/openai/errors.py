@@ -17,10 +17,15 @@ CODES = {
     "unauthenticated": "invalid_api_key",
     "unknown_model": "model_not_found",
     "prompt_too_long": "context_length_exceeded",
+    "response_not_found": "previous_response_not_found",
     "rate_limited": "rate_limit_exceeded",
     "too_many_at_once": "rate_limit_exceeded",
 }
-PARAMS = {"unknown_model": "model", "prompt_too_long": "messages"}
+PARAMS = {
+    "unknown_model": "model",
+    "prompt_too_long": "messages",
+    "response_not_found": "previous_response_id",
+}
 OVERLOADED, UNAVAILABLE = 529, 503
 """Their clients know, and retry, the second."""
 

@@ -1,6 +1,7 @@
-"""POST /v1/chat/completions and /v1/completions.
+"""POST /v1/chat/completions, /v1/completions and /v1/responses; GET and DELETE of a response.
 
-defines: chat_completions, completions, CHAT, COMPLETIONS
+defines: chat_completions, completions, create_response, retrieve_response, delete_response, CHAT,
+         COMPLETIONS, RESPONSES
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...edge.dialect import surface
 from ...edge.exchange import Exchange
 from ...edge.generate import generate
 from .chat import read_chat
 from .chat_frames import ChatDialect
 from .completions import CompletionDialect, read_completion
+from .response_frames import ResponsesDialect
+from .response_store import store_of
+from .responses import read_response
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
 CHAT = surface(read_chat, ChatDialect, "chatcmpl")
 COMPLETIONS = surface(read_completion, CompletionDialect, "cmpl")
+RESPONSES = surface(read_response, ResponsesDialect, "resp")
 
 
 def chat_completions(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
@@ -30,3 +37,22 @@ def chat_completions(server: EdgeServer, exchange: Exchange) -> Awaitable[None] 
 def completions(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
     return generate(server, exchange, COMPLETIONS)
+
+
+def create_response(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
+    """Raises ApiError."""
+    return generate(server, exchange, RESPONSES)
+
+
+def retrieve_response(server: EdgeServer, exchange: Exchange) -> None:
+    """One that was kept. Raises ApiError (404)."""
+    identifier = exchange.request.segments()[-1]
+    exchange.send_json(200, store_of(server).find(exchange.tenant_key, identifier).body)
+
+
+def delete_response(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError (404)."""
+    identifier = exchange.request.segments()[-1]
+    store_of(server).forget(exchange.tenant_key, identifier)
+    shown = {"id": identifier, "object": "response", "deleted": True}
+    exchange.send_json(200, msgspec.json.encode(shown))
