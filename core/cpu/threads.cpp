@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstdio>
 
 #include "../check.h"
 #include "allocations.h"
@@ -61,6 +62,17 @@ cpu_set_t one_core(const cpu_set_t& allowed, int32_t index) {
         break;
     }
     return one;
+}
+
+// The second number of "run_ns wait_ns turns"; -1: not to be had.
+int64_t thread_waited_ns() {
+    FILE* file = fopen("/proc/thread-self/schedstat", "re");
+    if (file == nullptr) return -1;
+    unsigned long long ran = 0;
+    unsigned long long waited = 0;
+    int read = fscanf(file, "%llu %llu", &ran, &waited);
+    fclose(file);
+    return read == 2 ? static_cast<int64_t>(waited) : -1;
 }
 
 } // namespace
@@ -120,6 +132,17 @@ void ThreadPool::activate(int32_t threads) {
         banks_[thread].bank = 0;
         for (int32_t bank : {0, 1}) counter(bank, thread).store(0, std::memory_order_relaxed);
     }
+}
+
+int64_t ThreadPool::waited_ns() {
+    std::atomic<int64_t> sum{0};
+    std::atomic<bool> known{true};
+    run(threads_, [&](int32_t) {
+        int64_t waited = thread_waited_ns();
+        if (waited < 0) known.store(false, std::memory_order_relaxed);
+        sum.fetch_add(waited, std::memory_order_relaxed);
+    });
+    return known.load(std::memory_order_relaxed) ? sum.load(std::memory_order_relaxed) : -1;
 }
 
 void ThreadPool::start(Entry entry, void* context) {

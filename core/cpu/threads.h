@@ -70,6 +70,10 @@ public:
     // priority.
     void place();
 
+    // Time in which the threads could run and had no core, together, since they began
+    // (/proc/thread-self/schedstat); -1 where the kernel does not tell.
+    int64_t waited_ns();
+
     // Runs body(thread) once on each of the first `threads`, of which the caller is one; returns
     // when all are done. The others sleep on. One caller at a time; does not nest.
     template <class Body>

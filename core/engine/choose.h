@@ -2,14 +2,16 @@
 // the kernels that return equal bits. Two steps stand for all: a row alone, which takes as long as
 // reading the weights, and a batch that decodes beside a piece of a prompt, which computes. What is
 // preferred (all threads, the widest instruction set) stays unless something else is faster by more
-// than noise.
+// than noise. A measurement during which a thread waited for its core, because the edge starts
+// beside it or because others are busy, tells nothing and is dropped.
 //
-// defines: kept, time_in_turn, choose_variant, choose_variants
+// defines: Timing, kept, time_in_turn, choose_variant, choose_variants
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "../check.h"
@@ -20,22 +22,29 @@ namespace sublimate {
 
 namespace choose {
 
-// Times that differ by less are equal. Other processes, the edge among them, start beside the
-// measurement and take cores from it: what is preferred yields only to what is clearly faster.
-constexpr double NOISE = 1.15;
+constexpr double NOISE = 1.15;          // times that differ by less are equal
 constexpr double CLEARLY_SLOWER = 1.25; // no further round will mend that
 constexpr int32_t ROUNDS = 3;
 constexpr double BUDGET_NS = 40e6; // a round that begins later is left out
 // A thread that sat out the step before is asleep; in a running server it is not.
 constexpr int32_t CALLS_OF_FEW_ROWS = 2;
+constexpr double DISTURBED_PART = 0.02; // of the time, spent waiting for a core
 
-// Index of the first variant that only noise tells from the fastest.
-inline size_t kept(const std::vector<cpu::Variant>& measured) {
-    CHECK(!measured.empty());
-    double best_ns = measured[0].least_ns;
-    for (const cpu::Variant& each : measured) best_ns = std::min(best_ns, each.least_ns);
+struct Timing {
+    double ns;
+    bool disturbed;
+};
+
+// Index of the first variant that only noise tells from the fastest. Without an undisturbed time of
+// what is preferred there is nothing to compare with, and it stays.
+inline size_t kept(const std::vector<cpu::Variant>& variants) {
+    CHECK(!variants.empty());
+    double best_ns = variants[0].least_ns;
+    if (best_ns == 0) return 0;
+    for (const cpu::Variant& each : variants)
+        if (each.least_ns > 0) best_ns = std::min(best_ns, each.least_ns);
     size_t index = 0;
-    while (measured[index].least_ns > best_ns * NOISE) index++;
+    while (variants[index].least_ns == 0 || variants[index].least_ns > best_ns * NOISE) index++;
     return index;
 }
 
@@ -51,9 +60,11 @@ void time_in_turn(std::vector<cpu::Variant>& variants, Time&& time_ns) {
         for (size_t i = 0; i < contenders; i++) {
             cpu::Variant& each = variants[i];
             if (round == 0 && each.least_ns > 0) continue;
-            double ns = time_ns(each);
+            auto [ns, disturbed] = time_ns(each);
             CHECK(ns > 0);
             spent_ns += ns;
+            if (disturbed && i == 0 && each.least_ns == 0) return; // no time for comparisons
+            if (disturbed) continue;
             each.least_ns = each.least_ns > 0 ? std::min(each.least_ns, ns) : ns;
             best_ns = best_ns > 0 ? std::min(best_ns, ns) : ns;
             if (round == 0 && ns > best_ns * CLEARLY_SLOWER) contenders = i;
@@ -76,7 +87,8 @@ cpu::Choice choose_variant(const cpu::Candidates& candidates, Time&& time_ns) {
             return each.ops == variants[0].ops && each.threads == variants[0].threads;
         });
         choice.kept = variants[kept(variants)];
-        choice.measured.insert(choice.measured.end(), variants.begin(), variants.end());
+        std::copy_if(variants.begin(), variants.end(), std::back_inserter(choice.measured),
+                     [](const cpu::Variant& each) { return each.least_ns > 0; });
     };
     std::vector<cpu::Variant> variants;
     for (int32_t threads : candidates.threads) variants.push_back({choice.kept.ops, threads});
@@ -106,7 +118,14 @@ void choose_variants(Model& model, const LoopConfig& config) {
         model.forward(step); // touches its memory for the first time
         auto time_ns = [&](const cpu::Variant& variant) {
             model.set_choice(phase, {variant, {}});
-            return best_ns(few ? choose::CALLS_OF_FEW_ROWS : 1, [&] { model.forward(step); });
+            int32_t calls = few ? choose::CALLS_OF_FEW_ROWS : 1;
+            int64_t waited_before_ns = model.waited_ns();
+            int64_t begin_ns = monotonic_ns();
+            double ns = best_ns(calls, [&] { model.forward(step); });
+            auto took_ns = static_cast<double>(monotonic_ns() - begin_ns);
+            auto waited_ns = static_cast<double>(model.waited_ns() - waited_before_ns);
+            bool known = waited_before_ns >= 0;
+            return choose::Timing{ns, !known || waited_ns > took_ns * choose::DISTURBED_PART};
         };
         model.set_choice(phase, choose::choose_variant(model.candidates(), time_ns));
     }

@@ -82,7 +82,7 @@ constexpr int32_t DECODE_ROWS = 16;
 constexpr int32_t DECODE_POSITION = 256;
 constexpr int32_t CHUNK_ROWS = 16;
 constexpr int32_t CHUNK_POSITION = 1024;
-constexpr int32_t LONG_ROWS = 512;
+constexpr int32_t LONG_ROWS = 128;
 constexpr double PS_PER_NS = 1e3;
 
 // Least time of each step, in picoseconds.

@@ -63,6 +63,7 @@ public:
     }
 
     const float* forward(const Step& step);
+    int64_t waited_ns() { return pool_.waited_ns(); }
     void place_threads() { pool_.place(); } // on the thread that will call forward
 
     template <class Body>

@@ -25,10 +25,14 @@ struct Machine {
     std::mt19937_64 random{11};
     int32_t steps = 0;
 
-    double operator()(const Variant& variant) {
+    double disturbed = 0; // chance of a step that takes far longer, and shows it
+
+    choose::Timing operator()(const Variant& variant) {
         steps++;
         double share = static_cast<double>(random() % 1000) / 1000;
-        return ns.at({variant.ops, variant.threads}) * (1 + noise * share);
+        double took = ns.at({variant.ops, variant.threads}) * (1 + noise * share);
+        if (static_cast<double>(random() % 1000) / 1000 < disturbed) return {5 * took, true};
+        return {took, false};
     }
 };
 
@@ -42,6 +46,7 @@ struct CountingModel {
     int32_t few_steps = 0, many_steps = 0;
 
     const Candidates& candidates() const { return BOTH; }
+    int64_t waited_ns() const { return 0; }
     void set_choice(Phase phase, const Choice& choice) {
         choices[static_cast<size_t>(phase)] = choice;
     }
@@ -105,7 +110,8 @@ TEST(a_slow_start_is_forgiven) {
     int32_t steps = 0;
     auto time_ns = [&](const Variant& variant) {
         bool first = steps++ == 0;
-        return variant.threads == 2 ? (first ? 500.0 : 100.0) : 180.0;
+        double took = variant.threads == 2 ? (first ? 500.0 : 100.0) : 180.0;
+        return choose::Timing{took, false};
     };
     Choice choice = choose::choose_variant(threads_only(2), time_ns);
     EXPECT_EQ(choice.kept.threads, 2);
@@ -118,6 +124,20 @@ TEST(noise_does_not_outweigh_a_clear_difference) {
         machine.random.seed(seed);
         EXPECT_EQ(choose::choose_variant(threads_only(2), machine).kept.threads, 2);
     }
+}
+
+TEST(disturbed_times_decide_nothing) {
+    for (uint64_t seed = 0; seed < 500; seed++) {
+        Machine machine{.ns = {{{&WIDE, 2}, 100.0}, {{&WIDE, 1}, 120.0}}, .disturbed = 0.5};
+        machine.random.seed(seed);
+        Choice choice = choose::choose_variant(threads_only(2), machine);
+        EXPECT_EQ(choice.kept.threads, 2);
+        for (const Variant& each : choice.measured) EXPECT(each.least_ns <= 120.0);
+    }
+    // What is better in truth is kept only if both were seen at rest.
+    Machine machine{.ns = {{{&WIDE, 2}, 100.0}, {{&WIDE, 1}, 50.0}}, .disturbed = 1};
+    Choice choice = choose::choose_variant(threads_only(2), machine);
+    EXPECT(choice.kept.threads == 2 && choice.measured.empty());
 }
 
 TEST(kernels_are_compared_on_the_threads_that_were_kept) {
