@@ -32,6 +32,7 @@ ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
 DEFAULT_TLS_PORT = 8443
 QUEUE_DEFAULT = 256
+BATCH_CONCURRENCY_MAX = 64
 DRAIN_SECONDS_MAX = 86_400
 WATCHDOG_SECONDS_MAX = 86_400
 ENVIRONMENT_PREFIX = "SUBLIMATE_"
@@ -175,6 +176,10 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
             "window to clients of the newer API version; others always read max_tokens."
         ),
     ] = "auto"
+    batch_concurrency: Annotated[
+        int,
+        Meta(ge=1, le=BATCH_CONCURRENCY_MAX, description="Requests of batches at once."),
+    ] = 8
     drain_seconds: Annotated[
         float,
         Meta(ge=0, le=DRAIN_SECONDS_MAX, description="Time that streams have at shutdown."),

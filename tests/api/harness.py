@@ -8,6 +8,7 @@ is_cut, wait_until
 import asyncio
 import contextlib
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,7 +136,7 @@ def serve(
     edge = threading.Thread(target=_run_loop, args=(loop,), name="edge")
     edge.start()
     starting = create_server(
-        settings or EdgeSettings(),
+        settings or EdgeSettings(data_dir=tempfile.mkdtemp(prefix="sublimate-test-")),
         model,
         ROUTES,
         sock,

@@ -208,7 +208,7 @@ def test_compressed_bodies_and_other_charsets(shared: Served) -> None:
         ("GET", "/v1/messages", 405, "This path takes POST"),
         ("DELETE", "/v1/models", 405, "This path takes GET, HEAD"),
         ("PUT", "/livez", 405, "This path takes GET"),
-        ("POST", "/v1/messages/batches", 404, "There is nothing"),
+        ("POST", "/v1/messages/batch", 404, "There is nothing"),
         ("POST", "/v1/files", 404, "There is nothing"),
         ("POST", "/v1/complete", 404, "There is nothing"),
         ("POST", "/invocations", 404, "There is nothing"),

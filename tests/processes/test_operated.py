@@ -1,5 +1,6 @@
-"""`sublimate serve` with what an operator sets: HTTPS, named keys and their reload."""
+"""`sublimate serve` with what an operator sets: HTTPS, named keys, batches that survive kills."""
 
+import os
 import signal
 import ssl
 import urllib.error
@@ -63,3 +64,58 @@ def test_https_with_its_own_certificate_and_keys_that_change(
     assert ask(secure, key, trust) == 200
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+# ---- batches -------------------------------------------------------------------------------------
+BATCH = 1000
+
+
+def call(url: str, path: str, sent: Any = None) -> bytes:
+    """Body of a GET, or of a POST of JSON."""
+    data = None if sent is None else msgspec.json.encode(sent)
+    request = urllib.request.Request(url + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+        return reply.read()
+
+
+def counts(url: str, identifier: str) -> dict[str, int]:
+    """Of a batch; empty while nobody answers."""
+    try:
+        got = msgspec.json.decode(call(url, f"/v1/messages/batches/{identifier}"))
+    except OSError:
+        return {}
+    return got["request_counts"]
+
+
+def kill_all(server: Server) -> None:
+    """Supervisor and children at once, as a power cut or the memory killer would."""
+    for pid in (server.process.pid, *server.children().values()):
+        os.kill(pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def test_a_batch_of_1000_survives_kills_with_no_request_lost_or_doubled(
+    script: Path, tmp_path: Path
+) -> None:
+    quick = msgspec.json.decode(script.read_bytes())
+    script.write_bytes(msgspec.json.encode({**quick, "step_delay_us": 500}))
+    start = ("--script", str(script), "--data-dir", str(tmp_path), "--batch-concurrency", "32")
+    message = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
+    requests = [{"custom_id": f"r{i}", "params": message} for i in range(BATCH)]
+    with serving(*start) as first:
+        first.ready()
+        made = call(first.url, "/v1/messages/batches", {"requests": requests})
+        identifier = msgspec.json.decode(made)["id"]
+        wait_until(lambda: counts(first.url, identifier).get("succeeded", 0) > 50, SECONDS)
+        os.kill(first.children()["sublimate.edge"], signal.SIGKILL)
+        wait_until(lambda: counts(first.url, identifier).get("succeeded", 0) > 200, SECONDS)
+        kept = counts(first.url, identifier)["succeeded"]
+        kill_all(first)
+    with serving(*start) as second:
+        second.ready()
+        assert counts(second.url, identifier)["succeeded"] >= kept
+        wait_until(lambda: counts(second.url, identifier).get("succeeded") == BATCH, 60)
+        lines = call(second.url, f"/v1/messages/batches/{identifier}/results").splitlines()
+    results = [msgspec.json.decode(line) for line in lines]
+    assert [result["custom_id"] for result in results] == [f"r{i}" for i in range(BATCH)]
+    assert len({result["result"]["message"]["id"] for result in results}) == BATCH

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
 
 import msgspec
 
-from ..edge import limits
-from ..edge.errors import field_error
 from ..edge.exchange import Exchange
+from .pages import page_of
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -27,7 +25,7 @@ def capabilities(thinks: bool) -> dict[str, Any]:
     """What the API lets a client do with this model. Only a model that thinks has an effort."""
     thinking = YES if thinks else NO
     return {
-        "batch": NO,
+        "batch": YES,
         "citations": NO,
         "code_execution": NO,
         "context_management": {
@@ -74,38 +72,15 @@ def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
 
 def list_models(server: EdgeServer, exchange: Exchange) -> None:
     """A page of models. Raises ApiError."""
-    query = parse_qs(exchange.request.query)
-    identifiers = list(server.model.listed)
-    first, last = 0, len(identifiers)
-    if after := query.get("after_id"):
-        first = _place(identifiers, after[-1], "after_id") + 1
-    if before := query.get("before_id"):
-        last = _place(identifiers, before[-1], "before_id")
-    limit = _limit(query.get("limit", [str(limits.PAGE_LIMIT_DEFAULT)])[-1])
-    chosen = identifiers[first:last]
-    # Before an id, the page nearest to it.
-    shown = chosen[-limit:] if "before_id" in query and "after_id" not in query else chosen[:limit]
+    shown, has_more = page_of(server.model.listed, exchange.request.query)
     page = {
         "data": [entry(server, identifier) for identifier in shown],
-        "has_more": len(shown) < len(chosen),
+        "has_more": has_more,
         "first_id": shown[0] if shown else None,
         "last_id": shown[-1] if shown else None,
         "object": "list",
     }
     exchange.send_json(200, msgspec.json.encode(page))
-
-
-def _place(identifiers: list[str], identifier: str, field: str) -> int:
-    if identifier not in identifiers:
-        raise field_error(field, "not an id of this list")
-    return identifiers.index(identifier)
-
-
-def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else 0
-    if not 1 <= limit <= limits.PAGE_LIMIT_MAX:
-        raise field_error("limit", f"expected an integer from 1 to {limits.PAGE_LIMIT_MAX}")
-    return limit
 
 
 def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:

@@ -114,6 +114,27 @@ PATHS: dict[str, tuple[str, str, bool]] = {
     "/.well-known/sublimate": ("get", "Ports, certificate, policy digest.", False),
     "/metrics": ("get", "Numbers for Prometheus.", False),
 }
+BATCHES = "/v1/messages/batches"
+WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
+    (BATCHES, "post", "Create a batch of messages (requests: custom_id, params)."),
+    (BATCHES, "get", "List batches (after_id, before_id, limit)."),
+    (BATCHES + "/{id}", "get", "One batch."),
+    (BATCHES + "/{id}", "delete", "Forget a batch that has ended."),
+    (BATCHES + "/{id}/cancel", "post", "End a batch."),
+    (BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
+    ("/v1/chat/completions", "post", "Chat completions of the OpenAI API."),
+    ("/v1/completions", "post", "Completions of the OpenAI API."),
+    ("/v1/responses", "post", "Responses of the OpenAI API."),
+    ("/v1/responses/{id}", "get", "A response that was kept."),
+    ("/v1/responses/{id}", "delete", "Forget a response."),
+    ("/api/chat", "post", "As in Ollama's API."),
+    ("/api/generate", "post", "As in Ollama's API."),
+    ("/api/tags", "get", "As in Ollama's API."),
+    ("/api/show", "post", "As in Ollama's API."),
+    ("/api/ps", "get", "As in Ollama's API."),
+    ("/api/version", "get", "As in Ollama's API."),
+)
+"""Path, method, text of what the document describes in words alone."""
 
 
 def describe(version: str, base: str) -> dict[str, Any]:
@@ -130,6 +151,9 @@ def describe(version: str, base: str) -> dict[str, Any]:
             body = {"required": True, "content": {"application/json": {"schema": schema}}}
             operation["requestBody"] = body
         paths[path] = {method: operation}
+    for path, method, text in WITHOUT_SCHEMA:
+        answers = {"200": {"description": "OK"}, "default": {"description": "Error"}}
+        paths.setdefault(path, {})[method] = {"summary": text, "responses": answers}
     schemes = {
         "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         "bearer": {"type": "http", "scheme": "bearer"},

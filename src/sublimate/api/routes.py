@@ -5,8 +5,11 @@ defines: TABLE, SHAPES, ROUTES
 
 from __future__ import annotations
 
+from ..edge.app import EdgeServer
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes
+from .batches import handlers as batches
+from .batches.runner import Batches, has_work
 from .messages import handlers as messages
 from .ollama import handlers as ollama
 from .ollama import models as ollama_models
@@ -21,6 +24,10 @@ TABLE: dict[str, Methods] = {
     "/v1/completions": {"POST": openai.completions},
     "/v1/responses": {"POST": openai.create_response},
     "/v1/responses/{id}": {"GET": openai.retrieve_response, "DELETE": openai.delete_response},
+    "/v1/messages/batches": {"POST": batches.create, "GET": batches.list_batches},
+    "/v1/messages/batches/{id}": {"GET": batches.retrieve, "DELETE": batches.delete},
+    "/v1/messages/batches/{id}/cancel": {"POST": batches.cancel},
+    "/v1/messages/batches/{id}/results": {"GET": batches.results},
     "/v1/models": {"GET": models.list_models},
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},
@@ -48,4 +55,12 @@ SHAPES = {
     "/api/": OLLAMA_ERRORS,
 }
 """How errors look at paths that begin so."""
-ROUTES = Routes(TABLE, SHAPES)
+
+
+def begin(server: EdgeServer) -> None:
+    """Batches that an earlier process did not finish go on."""
+    if has_work(server):
+        server.part(Batches)
+
+
+ROUTES = Routes(TABLE, SHAPES, begin)

@@ -1,6 +1,6 @@
 """The edge as one object: settings, model, engine link, open answers, and what they all share.
 
-defines: EdgeServer
+defines: Part, EdgeServer
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -49,6 +49,21 @@ def package_version() -> str:
         return metadata.version("sublimate")
     except metadata.PackageNotFoundError:
         return "0.0.0+source"
+
+
+class Part(Protocol):
+    """What a surface keeps for the life of a server."""
+
+    def __init__(self, server: EdgeServer) -> None: ...
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+        ...
+
+    def close(self) -> None: ...
+
+
+SomePart = TypeVar("SomePart", bound=Part)
 
 
 class EdgeServer:
@@ -85,6 +100,7 @@ class EdgeServer:
         """Connections beyond the cap that have not read yet that they are."""
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
+        self._parts: dict[type[Part], Part] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._drained: Callable[[], None] | None = None
@@ -104,6 +120,7 @@ class EdgeServer:
         """Accept connections of a bound, listening socket."""
         listener = await self.loop.create_server(lambda: HttpConnection(self, self.loop), sock=sock)
         self._listeners.append(listener)
+        self.routes.begin(self)
         self.ports["http"] = sock.getsockname()[1]
 
     async def listen_tls(self, sock: Any) -> None:
@@ -217,7 +234,19 @@ class EdgeServer:
             bias_max=_core.LIMITS["LOGIT_BIAS_MAX"],
         )
 
+    def part(self, kind: type[SomePart]) -> SomePart:
+        """The one of its kind, made when it is first asked for."""
+        part = self._parts.get(kind)
+        if part is None:
+            part = self._parts[kind] = kind(self)
+        return cast(SomePart, part)
+
     # ---- answers -------------------------------------------------------------------------------
+    @property
+    def answers_open(self) -> int:
+        """Requests between submission and end."""
+        return len(self._answers)
+
     def admit(self, exchange: Exchange, prompt_tokens: int) -> None:
         """Charge the owner's limits for a request that is about to be submitted. Raises ApiError
         (429); the answer tells what is left either way."""
@@ -295,10 +324,13 @@ class EdgeServer:
     def engine_or_refuse(self) -> EngineLink:
         """Raises ApiError while draining or without an engine."""
         if self.draining:
-            raise ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS)
+            raise self.draining_error()
         if self.engine is None:
             raise self._unavailable_error()
         return self.engine
+
+    def draining_error(self) -> ApiError:
+        return ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS)
 
     def _unavailable_error(self) -> ApiError:
         code, finding = self._unavailable
@@ -335,6 +367,8 @@ class EdgeServer:
             return
         self.draining = True
         self._drained = drained
+        for part in self._parts.values():
+            part.drain()
         self._drain_timer = self.loop.call_later(seconds, self._end_answers)
         for connection in list(self._connections):
             connection.close_if_idle()
@@ -342,7 +376,7 @@ class EdgeServer:
 
     def _end_answers(self) -> None:
         for answer in list(self._answers):
-            answer.abort(ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS), "draining")
+            answer.abort(self.draining_error(), "draining")
 
     def _tell_if_drained(self) -> None:
         if self._drained is not None and not self._answers and not self._tasks:
@@ -356,6 +390,9 @@ class EdgeServer:
             listener.close()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
+        for part in self._parts.values():
+            part.close()
+        self._parts.clear()
         self._end_answers()
         if self._ticker is not None:
             self._ticker.cancel()

@@ -109,6 +109,16 @@ TABLE: dict[str, ErrorKind] = {
         404, NOT_FOUND, "The path begins with /v1 twice: remove /v1 from the base URL."
     ),
     "method": ErrorKind(405, INVALID, "This path takes {allowed}."),
+    "unknown_batch": ErrorKind(404, NOT_FOUND, "There is no message batch with this id."),
+    "batch_runs": ErrorKind(
+        400, INVALID, "This batch has not ended yet. Cancel it first, or ask again later."
+    ),
+    "data_in_use": ErrorKind(
+        503,
+        "api_error",
+        "Another server uses this server's data folder. Give each its own with --data-dir.",
+        retry=False,
+    ),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
     "response_not_found": ErrorKind(
         404,

@@ -238,6 +238,11 @@ class Exchange:
         if callback is not None and not self.answered:
             callback()
 
+    def cut(self) -> None:
+        """End the connection at once: its client takes nothing."""
+        self.was_slow = True
+        self._connection.transport.abort()
+
     def slow_reader(self) -> None:
         """From the connection: the client leaves too much unread and is cut off."""
         self.was_slow = True

@@ -25,10 +25,14 @@ class Routes:
     stands for any one part; a slash inside that part comes as %2F (see Request.segments).
 
     `shapes`: how errors look on paths that begin so, known or not; elsewhere as the Messages API
-    has them. Raises ValueError for a table that could never be served."""
+    has them. `begin` is called with each server that starts to listen. Raises ValueError for a
+    table that could never be served."""
 
     def __init__(
-        self, table: Mapping[str, Methods], shapes: Mapping[str, ErrorShape] | None = None
+        self,
+        table: Mapping[str, Methods],
+        shapes: Mapping[str, ErrorShape] | None = None,
+        begin: Callable[[EdgeServer], None] = lambda server: None,
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -36,6 +40,7 @@ class Routes:
             if not methods:
                 raise ValueError(f"{path} takes no method")
         self.table = table
+        self.begin = begin
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path

@@ -1,0 +1,202 @@
+"""Batches over the wire, by the official SDK and by raw requests."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import msgspec
+import pytest
+
+from harness import Served, body, serve, wait_until
+from sublimate.config import EdgeSettings
+from sublimate.keys import KeyLimits, add_key
+from test_errors import check_error
+
+PATH = "/v1/messages/batches"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as running:
+        yield running
+
+
+def requests(*contents: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "requests": [
+            {"custom_id": f"r{i}", "params": body(content, **fields)}
+            for i, content in enumerate(contents)
+        ]
+    }
+
+
+def ended(served: Served, identifier: str, key: str = "") -> dict[str, Any]:
+    """The batch, once it has ended."""
+    headers = {"x-api-key": key}
+
+    def get() -> Any:
+        return served.client.get(f"{PATH}/{identifier}", headers=headers).json()
+
+    wait_until(lambda: get()["processing_status"] == "ended")
+    return get()
+
+
+def lines(served: Served, identifier: str, key: str = "") -> dict[str, Any]:
+    reply = served.client.get(f"{PATH}/{identifier}/results", headers={"x-api-key": key})
+    assert reply.status_code == 200 and reply.headers["content-type"] == "application/x-jsonl"
+    decoded = [msgspec.json.decode(line) for line in reply.text.splitlines()]
+    assert len({line["custom_id"] for line in decoded}) == len(decoded)
+    return {line["custom_id"]: line["result"] for line in decoded}
+
+
+def test_the_official_client_runs_a_batch(served: Served) -> None:
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    params: Any = body("say hello")
+    batch = client.messages.batches.create(requests=[
+        {"custom_id": "one", "params": params},
+        {"custom_id": "two", "params": {**params, "temperature": 9}},
+    ])  # fmt: skip
+    assert batch.processing_status == "in_progress" and batch.results_url is None
+    ended(served, batch.id)
+    batch = client.messages.batches.retrieve(batch.id)
+    assert batch.request_counts.succeeded == 1 and batch.request_counts.errored == 1
+    assert batch.ended_at is not None and batch.expires_at > batch.created_at
+    results = {line.custom_id: line.result for line in client.messages.batches.results(batch.id)}
+    first, second = results["one"], results["two"]
+    assert first.type == "succeeded" and first.message.content[0].type == "text"
+    assert first.message.content[0].text == "Hello there!"
+    assert second.type == "errored" and second.error.error.type == "invalid_request_error"
+    assert second.error.error.message.startswith("temperature:")
+    listed = list(client.messages.batches.list(limit=1))
+    assert [entry.id for entry in listed] == [batch.id]
+    cancelled = client.messages.batches.cancel(batch.id)
+    assert cancelled.cancel_initiated_at is None, "it had ended"
+    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.batches.retrieve(batch.id)
+
+
+def test_a_result_is_the_answer_that_a_request_gets(served: Served) -> None:
+    direct = served.message("say utf8", seed=1, temperature=0).json()
+    made = served.client.post(PATH, json=requests("say utf8", seed=1, temperature=0, stream=True))
+    ended(served, made.json()["id"])
+    message = lines(served, made.json()["id"])["r0"]["message"]
+    volatile = {"id", "usage"}
+    assert {k: v for k, v in message.items() if k not in volatile} == {
+        k: v for k, v in direct.items() if k not in volatile
+    }
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ({"requests": []}, "requests: must not be empty"),
+        ({}, "requests: field required"),
+        ({"requests": [{"custom_id": "a b", "params": {}}]}, "requests.0.custom_id: expected"),
+        ({"requests": [{"custom_id": "a", "params": []}]}, "requests.0.params: expected an"),
+        ({"requests": [{"custom_id": "a", "params": {}}] * 2}, "requests.1.custom_id: another"),
+        ({"requests": [{"params": {}}]}, "requests.0.custom_id: field required"),
+    ],
+)
+def test_what_is_no_batch_is_400_with_its_path(served: Served, sent: Any, text: str) -> None:
+    check_error(served.client.post(PATH, json=sent), 400, text)
+    assert served.client.get(PATH).json()["data"] == []
+
+
+def test_cancel_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
+    settings = EdgeSettings(data_dir=str(tmp_path), batch_concurrency=2)
+    with serve(settings=settings, step_delay_us=5000) as served:
+        sent = requests(*["count"] * 20, max_tokens=3000)
+        identifier = served.client.post(PATH, json=sent).json()["id"]
+        wait_until(lambda: served.region.stats()["running"] == 2)
+        check_error(served.client.get(f"{PATH}/{identifier}/results"), 400, "This batch has not")
+        check_error(served.client.delete(f"{PATH}/{identifier}"), 400, "This batch has not")
+        batch = served.client.post(f"{PATH}/{identifier}/cancel").json()
+        assert batch["request_counts"]["canceled"] == 20 and batch["cancel_initiated_at"]
+        wait_until(served.idle)
+        assert {result["type"] for result in lines(served, identifier).values()} == {"canceled"}
+
+
+def test_live_requests_come_first(tmp_path: Path) -> None:
+    settings = EdgeSettings(data_dir=str(tmp_path), batch_concurrency=4)
+    with serve(settings=settings, step_delay_us=2000) as served:
+        request = body("count", stream=True, max_tokens=1000)
+        with served.client.stream("POST", "/v1/messages", json=request) as reply:
+            assert reply.status_code == 200
+            wait_until(lambda: served.region.stats()["running"] == 1)
+            sent = requests(*["count"] * 12, max_tokens=100)
+            identifier = served.client.post(PATH, json=sent).json()["id"]
+            wait_until(lambda: served.region.stats()["running"] == 2)
+            seen = 0
+            for _ in range(20):
+                seen = max(seen, served.region.stats()["running"])
+                time.sleep(0.01)
+            assert seen == 2, "one beside the live one"
+        wait_until(lambda: served.region.stats()["running"] == 4)
+        ended(served, identifier)
+
+
+def test_tenants_and_limits_are_those_of_the_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    alice = add_key(path, "alice", KeyLimits(requests_per_minute=60))
+    bob = add_key(path, "bob", KeyLimits())
+    settings = EdgeSettings(data_dir=str(tmp_path), keys_file=str(path))
+    with serve(settings=settings) as served:
+        headers = {"x-api-key": alice}
+        made = served.client.post(PATH, json=requests(*["say hello"] * 3), headers=headers)
+        identifier = made.json()["id"]
+        ended(served, identifier, alice)
+        assert len(lines(served, identifier, alice)) == 3
+        for method, more in (("GET", ""), ("GET", "/results"), ("POST", "/cancel"), ("DELETE", "")):
+            reply = served.client.request(
+                method, f"{PATH}/{identifier}{more}", headers={"x-api-key": bob}
+            )
+            check_error(reply, 404, "There is no message batch")
+        assert served.client.get(PATH, headers={"x-api-key": bob}).json()["data"] == []
+        reply = served.client.post("/v1/messages", json=body(), headers=headers)
+        assert int(reply.headers["anthropic-ratelimit-requests-remaining"]) <= 57
+
+
+def test_a_new_server_goes_on_where_the_old_one_stopped(tmp_path: Path) -> None:
+    settings = EdgeSettings(data_dir=str(tmp_path), batch_concurrency=2)
+    with serve(settings=settings, step_delay_us=2000) as served:
+        sent = requests(*["count"] * 10, max_tokens=100)
+        identifier = served.client.post(PATH, json=sent).json()["id"]
+
+        def done() -> int:
+            counts = served.client.get(f"{PATH}/{identifier}").json()["request_counts"]
+            return counts["succeeded"]
+
+        wait_until(lambda: 0 < done() < 8)
+    with serve(settings=settings) as served:
+        batch = ended(served, identifier)
+        assert batch["request_counts"]["succeeded"] == 10
+        ids = [line["message"]["id"] for line in lines(served, identifier).values()]
+        assert len(set(ids)) == 10
+
+
+def test_two_servers_share_no_folder(tmp_path: Path) -> None:
+    settings = EdgeSettings(data_dir=str(tmp_path))
+    with serve(settings=settings) as first, serve(settings=settings) as second:
+        assert first.client.get(PATH).status_code == 200
+        check_error(second.client.get(PATH), 503, "Another server uses")
+        assert second.message().status_code == 200
+
+
+def test_large_results_are_read_at_the_readers_pace(served: Served) -> None:
+    sent = requests(*["count"] * 40, max_tokens=4000)
+    identifier = served.client.post(PATH, json=sent).json()["id"]
+    ended(served, identifier)
+    url = f"{PATH}/{identifier}/results"
+    with served.client.stream("GET", url) as reply:
+        assert served.client.head(url).status_code == 200
+        pieces = []
+        for piece in reply.iter_raw(4096):
+            pieces.append(piece)
+            if len(pieces) < 30:
+                time.sleep(0.005)
+    whole = b"".join(pieces)
+    assert whole.count(b"\n") == 40 and len(whole) > 100_000
+    assert len(lines(served, identifier)) == 40
