@@ -253,6 +253,7 @@ def test_what_cannot_be_served_is_named(server: Served, param: str, fields: dict
     ("param", "fields"),
     [
         ("best_of", {"best_of": 2}),
+        ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 1}}),
         ("echo", {"echo": True, "logprobs": 1}),
         ("suffix", {"suffix": "b"}),
         ("prompt", {"prompt": []}),

@@ -8,6 +8,7 @@ defines: document, page
 from __future__ import annotations
 
 import html
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +16,12 @@ import msgspec
 from ..config import PROFILES
 from ..edge import limits
 from ..edge.exchange import Exchange
+from .ollama.models import ShowRequest
+from .ollama.request import ChatRequest as OllamaChat
+from .ollama.request import GenerateRequest
+from .openai.chat import ChatRequest as OpenAIChat
+from .openai.completions import CompletionRequest
+from .openai.responses import ResponsesRequest
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -101,18 +108,53 @@ SCHEMAS: dict[str, Any] = {
         },
     },
 }
-# Path -> (method, what it does, whether it takes a messages request).
-PATHS: dict[str, tuple[str, str, bool]] = {
-    "/v1/messages": ("post", "Create a message, streamed or whole.", True),
-    "/v1/messages/count_tokens": ("post", "Count the prompt tokens of a request.", True),
-    "/v1/models": ("get", "List models (after_id, before_id, limit).", False),
-    "/v1/models/{id}": ("get", "One model.", False),
-    "/livez": ("get", "The process answers.", False),
-    "/readyz": ("get", "New requests would be served.", False),
-    "/health": ("get", "The engine makes progress.", False),
-    "/version": ("get", "Version, model, policy digest.", False),
-    "/.well-known/sublimate": ("get", "Ports, certificate, policy digest.", False),
-    "/metrics": ("get", "Numbers for Prometheus.", False),
+
+
+REFERENCE = re.compile(rb'\{"\$ref":"[^"]*"\}')
+
+
+def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """What a body holds, without the insides of its objects. A field of any type is one that is
+    refused."""
+    (top,), parts = msgspec.json.schema_components([kind], ref_template="{name}")
+    told = msgspec.json.encode(parts[top["$ref"]])
+    body = msgspec.json.decode(REFERENCE.sub(b'{"type":"object"}', told))
+    known = {name: told for name, told in body["properties"].items() if told.keys() - {"default"}}
+    return {"type": "object", "required": body.get("required", []), "properties": known}
+
+
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "ChatCompletionRequest": OpenAIChat,
+    "CompletionRequest": CompletionRequest,
+    "ResponsesRequest": ResponsesRequest,
+    "OllamaChatRequest": OllamaChat,
+    "OllamaGenerateRequest": GenerateRequest,
+    "OllamaShowRequest": ShowRequest,
+}
+SCHEMAS.update({name: _body_of(kind) for name, kind in BODIES.items()})
+MESSAGE = "MessagesRequest"
+# Path -> (method, what it does, name of what it takes).
+PATHS: dict[str, tuple[str, str, str]] = {
+    "/v1/messages": ("post", "Create a message, streamed or whole.", MESSAGE),
+    "/v1/messages/count_tokens": ("post", "Count the prompt tokens of a request.", MESSAGE),
+    "/v1/chat/completions": ("post", "OpenAI: answer a chat.", "ChatCompletionRequest"),
+    "/v1/completions": ("post", "OpenAI: go on from a text.", "CompletionRequest"),
+    "/v1/responses": ("post", "OpenAI: create a response.", "ResponsesRequest"),
+    "/v1/responses/{id}": ("get", "OpenAI: a response that was kept.", ""),
+    "/api/chat": ("post", "Ollama: answer a chat.", "OllamaChatRequest"),
+    "/api/generate": ("post", "Ollama: answer a prompt.", "OllamaGenerateRequest"),
+    "/api/tags": ("get", "Ollama: the models.", ""),
+    "/api/show": ("post", "Ollama: what a model is.", "OllamaShowRequest"),
+    "/api/ps": ("get", "Ollama: what is loaded.", ""),
+    "/api/version": ("get", "Ollama: the version of its API.", ""),
+    "/v1/models": ("get", "List models (after_id, before_id, limit).", ""),
+    "/v1/models/{id}": ("get", "One model.", ""),
+    "/livez": ("get", "The process answers.", ""),
+    "/readyz": ("get", "New requests would be served.", ""),
+    "/health": ("get", "The engine makes progress.", ""),
+    "/version": ("get", "Version, model, policy digest.", ""),
+    "/.well-known/sublimate": ("get", "Ports, certificate, policy digest.", ""),
+    "/metrics": ("get", "Numbers for Prometheus.", ""),
 }
 BATCHES = "/v1/messages/batches"
 WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
@@ -122,17 +164,7 @@ WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
     (BATCHES + "/{id}", "delete", "Forget a batch that has ended."),
     (BATCHES + "/{id}/cancel", "post", "End a batch."),
     (BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
-    ("/v1/chat/completions", "post", "Chat completions of the OpenAI API."),
-    ("/v1/completions", "post", "Completions of the OpenAI API."),
-    ("/v1/responses", "post", "Responses of the OpenAI API."),
-    ("/v1/responses/{id}", "get", "A response that was kept."),
-    ("/v1/responses/{id}", "delete", "Forget a response."),
-    ("/api/chat", "post", "As in Ollama's API."),
-    ("/api/generate", "post", "As in Ollama's API."),
-    ("/api/tags", "get", "As in Ollama's API."),
-    ("/api/show", "post", "As in Ollama's API."),
-    ("/api/ps", "get", "As in Ollama's API."),
-    ("/api/version", "get", "As in Ollama's API."),
+    ("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
 )
 """Path, method, text of what the document describes in words alone."""
 
@@ -141,13 +173,13 @@ def describe(version: str, base: str) -> dict[str, Any]:
     """The OpenAPI document of a server at a base URL."""
     paths: dict[str, Any] = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for path, (method, text, takes_request) in PATHS.items():
+    for path, (method, text, taken) in PATHS.items():
         responses: dict[str, Any] = {"200": {"description": "OK"}}
         for status in ERROR_STATUSES:
-            responses[str(status)] = {"description": "Error", "content": error}
+            responses[str(status)] = {"$ref": "#/components/responses/Error"}
         operation: dict[str, Any] = {"summary": text, "responses": responses}
-        if takes_request:
-            schema = {"$ref": "#/components/schemas/MessagesRequest"}
+        if taken:
+            schema = {"$ref": f"#/components/schemas/{taken}"}
             body = {"required": True, "content": {"application/json": {"schema": schema}}}
             operation["requestBody"] = body
         paths[path] = {method: operation}
@@ -163,7 +195,11 @@ def describe(version: str, base: str) -> dict[str, Any]:
         "info": {"title": "Sublimate", "version": version},
         "servers": [{"url": base}],
         "paths": paths,
-        "components": {"schemas": SCHEMAS, "securitySchemes": schemes},
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": schemes,
+            "responses": {"Error": {"description": "Error", "content": error}},
+        },
         "security": [{"apiKey": []}, {"bearer": []}],
     }
 

@@ -34,7 +34,7 @@ ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access, content-type, traceparent"
 )
-ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-")
+ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-", "openai-")
 EXPOSED_HEADERS = (
     "request-id, retry-after, x-should-retry, x-layer, x-layer-zero, x-compute-path, "
     "x-engine-utilization, x-layer-config, "

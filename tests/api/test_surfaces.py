@@ -1,0 +1,290 @@
+"""One conversation over all surfaces: the same prompt, the same text, the same hits in the cache,
+and each stream folds to the whole answer of its surface.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cases import request_of
+from harness import Served, serve, wait_until
+from sublimate.api.openai.chat_frames import call_id
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "n": [1, 2]}}\n</tool_call>'
+ANSWERS: dict[str, str | bytes] = {"zq call": "So:\n" + CALL + "\n" + CALL}
+Turn = tuple[str, str]
+"""(role, text)"""
+
+
+@dataclass
+class Said:
+    """An answer, whatever surface it came through."""
+
+    text: str
+    calls: list[tuple[str, Any]]
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    is_cut: bool
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serve(answers=ANSWERS) as served:
+        yield served
+        wait_until(served.idle)
+        assert served.engine.audit() == ""
+
+
+@contextlib.contextmanager
+def prompts_of(served: Served) -> Iterator[list[list[int]]]:
+    """Token ids of what the engine is given meanwhile."""
+    engine = served.server.engine
+    assert engine is not None
+    given_to: list[list[int]] = []
+    submit = engine.submit
+
+    def spied(request: Any, listener: Any, queue_max: int) -> Any:
+        given_to.append(request.ids.tolist())
+        return submit(request, listener, queue_max)
+
+    engine.submit = spied
+    try:
+        yield given_to
+    finally:
+        del engine.submit
+
+
+def events(reply: Any) -> list[dict[str, Any]]:
+    data = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
+    return [msgspec.json.decode(line) for line in data if line != "[DONE]"]
+
+
+def messages(served: Served, turns: list[Turn], stream: bool, tools: bool, limit: int) -> Said:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "max_tokens": limit,
+        "seed": 7,
+        "stream": stream,
+        "messages": [{"role": role, "content": text} for role, text in turns],
+    }
+    if tools:
+        asked["tools"] = [{"name": "weather", "description": "d", "input_schema": SCHEMA}]
+    reply = served.client.post("/v1/messages", json=asked)
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        blocks, message = reply.json()["content"], reply.json()
+        usage, reason = message["usage"], message["stop_reason"]
+    else:
+        blocks, usage, reason = [], {}, ""
+        for event in events(reply):
+            match event["type"]:
+                case "message_start":
+                    usage = event["message"]["usage"]
+                case "content_block_start":
+                    blocks.append({**event["content_block"], "json": ""})
+                case "content_block_delta":
+                    delta = event["delta"]
+                    if "text" in delta:
+                        blocks[-1]["text"] += delta["text"]
+                    else:
+                        blocks[-1]["json"] += delta["partial_json"]
+                case "message_delta":
+                    usage, reason = {**usage, **event["usage"]}, event["delta"]["stop_reason"]
+        for block in blocks:
+            if block["type"] == "tool_use":
+                block["input"] = msgspec.json.decode(block["json"])
+    return Said(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"],
+        usage["input_tokens"] + usage["cache_read_input_tokens"],
+        usage["cache_read_input_tokens"],
+        usage["output_tokens"],
+        reason == "max_tokens",
+    )
+
+
+def chat(served: Served, turns: list[Turn], stream: bool, tools: bool, limit: int) -> Said:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "max_completion_tokens": limit,
+        "seed": 7,
+        "stream": stream,
+        "messages": [{"role": role, "content": text} for role, text in turns],
+    }
+    if tools:
+        function = {"name": "weather", "description": "d", "parameters": SCHEMA}
+        asked["tools"] = [{"type": "function", "function": function}]
+    if stream:
+        asked["stream_options"] = {"include_usage": True}
+    reply = served.client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    text, calls = "", []
+    if not stream:
+        made = reply.json()
+        choice, usage = made["choices"][0], made["usage"]
+        text, finish = choice["message"]["content"] or "", choice["finish_reason"]
+        calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    else:
+        *chunks, last = events(reply)
+        usage, finish = last["usage"], chunks[-1]["choices"][0]["finish_reason"]
+        for chunk in chunks:
+            delta = chunk["choices"][0]["delta"]
+            text += delta.get("content", "")
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(calls):
+                    calls.append(call["function"])
+                else:
+                    calls[call["index"]]["arguments"] += call["function"]["arguments"]
+    return Said(
+        text,
+        [(call["name"], msgspec.json.decode(call["arguments"])) for call in calls],
+        usage["prompt_tokens"],
+        usage["prompt_tokens_details"]["cached_tokens"],
+        usage["completion_tokens"],
+        finish == "length",
+    )
+
+
+def responses(served: Served, turns: list[Turn], stream: bool, tools: bool, limit: int) -> Said:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "max_output_tokens": limit,
+        "seed": 7,
+        "stream": stream,
+        "store": False,
+        "input": [{"role": role, "content": text} for role, text in turns],
+    }
+    if tools:
+        tool = {"type": "function", "name": "weather", "description": "d", "parameters": SCHEMA}
+        asked["tools"] = [tool]
+    reply = served.client.post("/v1/responses", json=asked)
+    assert reply.status_code == 200, reply.text
+    made = events(reply)[-1]["response"] if stream else reply.json()
+    items, usage = made["output"], made["usage"]
+    text = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
+    if stream:
+        deltas = [e["delta"] for e in events(reply) if e["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == text
+    calls = [item for item in items if item["type"] == "function_call"]
+    return Said(
+        text,
+        [(call["name"], msgspec.json.decode(call["arguments"])) for call in calls],
+        usage["input_tokens"],
+        usage["input_tokens_details"]["cached_tokens"],
+        usage["output_tokens"],
+        made["status"] == "incomplete",
+    )
+
+
+def ollama(served: Served, turns: list[Turn], stream: bool, tools: bool, limit: int) -> Said:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "options": {"num_predict": limit, "seed": 7},
+        "stream": stream,
+        "messages": [{"role": role, "content": text} for role, text in turns],
+    }
+    if tools:
+        function = {"name": "weather", "description": "d", "parameters": SCHEMA}
+        asked["tools"] = [{"type": "function", "function": function}]
+    reply = served.client.post("/api/chat", json=asked)
+    assert reply.status_code == 200, reply.text
+    lines = [msgspec.json.decode(line) for line in reply.content.splitlines()]
+    calls = [call for line in lines for call in line["message"].get("tool_calls", [])]
+    return Said(
+        "".join(line["message"]["content"] for line in lines),
+        [(call["function"]["name"], call["function"]["arguments"]) for call in calls],
+        lines[-1]["prompt_eval_count"],
+        lines[-1]["prompt_cached_count"],
+        lines[-1]["eval_count"],
+        lines[-1]["done_reason"] == "length",
+    )
+
+
+Ask = Callable[[Served, list[Turn], bool, bool, int], Said]
+SURFACES: dict[str, Ask] = {
+    "messages": messages,
+    "chat": chat,
+    "responses": responses,
+    "ollama": ollama,
+}
+# What has no script is echoed up to its first control token.
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
+    str.strip
+)
+ALTERNATING = st.lists(TEXTS, min_size=1, max_size=5).map(
+    lambda texts: [(("user", "assistant")[n % 2], text) for n, text in enumerate(texts)]
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(turns=ALTERNATING, tools=st.booleans(), limit=st.integers(1, 60))
+def test_every_surface_says_the_same_streamed_or_whole(
+    server: Served, turns: list[Turn], tools: bool, limit: int
+) -> None:
+    first = None
+    with prompts_of(server) as prompts:
+        for name, ask in SURFACES.items():
+            for stream in (False, True):
+                said = ask(server, turns, stream, tools, limit)
+                said.cached_tokens = 0  # the second of them finds what the first has left
+                first = first or said
+                assert said == first, name
+    assert len(prompts) == 2 * len(SURFACES) and all(ids == prompts[0] for ids in prompts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", SURFACES)
+def test_calls_are_the_same(server: Served, name: str, stream: bool) -> None:
+    said = SURFACES[name](server, [("user", "zq call")], stream, True, 400)
+    assert said.text == "So:" and not said.is_cut
+    assert said.calls == [("weather", {"city": "Bern", "n": [1, 2]})] * 2
+
+
+def test_the_cache_is_the_same_for_every_surface_case_a12() -> None:
+    """Each surface on a server of its own, and each behind another on one server."""
+    first = request_of("A12", 0)["messages"]
+    second = request_of("A12", 1)["messages"]
+    both = [[(turn["role"], turn["content"]) for turn in turns] for turns in (first, second)]
+    cached: dict[str, list[int]] = {}
+    for name, ask in SURFACES.items():
+        with serve(answers=ANSWERS) as own:
+            said = [ask(own, turns, False, False, 8) for turns in both]
+            cached[name] = [answer.cached_tokens for answer in said]
+            for other in SURFACES.values():
+                again = other(own, both[1], True, False, 8)
+                assert again.cached_tokens >= said[1].cached_tokens > 0.9 * said[0].prompt_tokens
+    assert len({tuple(counts) for counts in cached.values()}) == 1, cached
+
+
+def test_ids_of_calls_have_one_origin() -> None:
+    assert call_id("toolu_abc00") == "call_abc00"
+
+
+def test_a_client_that_leaves_frees_its_request_on_every_path() -> None:
+    paths = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "count"}]},
+        "/v1/completions": {"prompt": "count", "max_tokens": 3000},
+        "/v1/responses": {"input": "count"},
+        "/api/chat": {"messages": [{"role": "user", "content": "count"}]},
+        "/api/generate": {"prompt": "count"},
+    }
+    with serve(step_delay_us=2000) as served:
+        for number, (path, asked) in enumerate(paths.items()):
+            request = {"model": "tiny", "stream": True, **asked}
+            with served.client.stream("POST", path, json=request) as reply:
+                with contextlib.closing(reply.iter_raw()) as chunks:
+                    next(chunks)
+            wait_until(served.idle)
+            stats = served.region.stats()
+            assert stats["cancelled_decode"] + stats["cancelled_prefill"] == number + 1, path
+        assert served.engine.audit() == ""
