@@ -284,12 +284,12 @@ SUBLIMATE_HD inline bool cancel_requested(const RegionView& view, int32_t slot,
 //   MASK_FREE | index + 1 from token `index` on no mask is needed, until one is sampled that is in
 //                         the request's trigger set; from the next one on they are again
 //
-// The trigger set is the words of a second slot (bit 1 = a trigger), written before the submission
-// and never after; its mask_ready stays 0. Without one, free is for good.
+// The trigger set is the words of a second slot (bit 1 = a trigger), written only while the request
+// is not free; its mask_ready stays 0. Without one, free is for good.
 //
 // The edge writes words, then mask_ready; the loop reads mask_ready (acquire), then words. The edge
 // writes words again only when it has seen token `index`, so what a row is sampled with does not
-// depend on when the mask came. While free the loop does not look at mask_ready at all.
+// depend on when the mask came. While free the loop looks at the triggers alone.
 constexpr uint32_t MASK_FREE = 1u << 31;
 static_assert(uint32_t{limits::CONTEXT_TOKENS_MAX} < MASK_FREE, "an index leaves the bit alone");
 

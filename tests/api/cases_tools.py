@@ -38,9 +38,9 @@ def both(served: Served, request: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def asking(text: str, said: str, **fields: Any) -> dict[str, Any]:
+def asking(text: str, said: str, constrains: bool = True, **fields: Any) -> dict[str, Any]:
     """What a server says to a request with a tool, when its model answers so."""
-    with serve(answers={text: said}) as served:
+    with serve(answers={text: said}, constrains=constrains) as served:
         return both(served, body(text, tools=[WEATHER], max_tokens=300, **fields))
 
 
@@ -120,11 +120,16 @@ def a_beta_changes_no_request_that_does_not_use_it(served: Served) -> None:
 def arguments_are_an_object_or_the_call_is_text(served: Served) -> None:
     del served
     for arguments in ("[1]", '"x"', "{", '{"city": }', "5", "null"):
-        message = asking("hi", call_text("get_weather", arguments))
+        said = call_text("get_weather", arguments)
+        message = asking("hi", said, constrains=False)
         assert [block["type"] for block in message["content"]] == ["text"]
         assert message["stop_reason"] == "end_turn"
-    unknown = asking("hi", call_text("format_disk", "{}"))
+        (held,) = asking("hi", said, temperature=0)["content"]
+        assert held["type"] == "tool_use" and isinstance(held["input"], dict)
+    unknown = asking("hi", call_text("format_disk", "{}"), constrains=False)
     assert [block["type"] for block in unknown["content"]] == ["text"]
+    (held,) = asking("hi", call_text("format_disk", "{}"), temperature=0)["content"]
+    assert held["name"] == "get_weather"
 
 
 @case("A94")

@@ -28,7 +28,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def served() -> Any:
-    with serve(answers=ANSWERS) as server:
+    with serve(answers=ANSWERS, constrains=False) as server:
         yield server
 
 
@@ -99,7 +99,7 @@ def test_every_cut_is_an_answer(served: Served) -> None:
 def test_frames_of_blocks_go_to_the_socket_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tokens in the middle of an answer the event loop sees few, tools or not."""
     answers: dict[str, str | bytes] = {"otter": COUNTED + CALL}
-    with serve(answers=answers, step_delay_us=500) as served:
+    with serve(answers=answers, step_delay_us=500, constrains=False) as served:
         link = served.server.engine
         assert link is not None
         seen: list[_core.StreamEvent] = []

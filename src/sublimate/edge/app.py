@@ -113,6 +113,8 @@ class EdgeServer:
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", self.policy_digest)]
         self.metrics.engine = lambda: self.engine
+        self.metrics.relaxations = model.grammars.relaxed
+        self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
 
     # ---- connections (Application of http.py) --------------------------------------------------

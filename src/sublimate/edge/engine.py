@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..config import Profile
+from ..grammar.constraint import Constraint
 from . import limits
 from .errors import ApiError
+from .masks import MaskKeeper
 from .record import Tenant, request_words, write_record
 from .sampling import Sampling
 
@@ -64,6 +66,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool = False
     blocks: _core.BlockFormat | None = None
     """How the answer falls into blocks (blocks.py); None: it is one text."""
+    constraint: Constraint | None = None
+    """What the answer is held to."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 0:
@@ -95,6 +99,7 @@ class EngineLink:
         self._region = region
         self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
         self._on_broken = on_broken
+        self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
         self._begun_ns = 0
@@ -142,18 +147,25 @@ class EngineLink:
                 profile=request.profile,
                 tenant=request.tenant,
             )
-            self._client.submit(
-                slot,
-                generation,
-                key,
-                format=request.format,
-                stop_strings=request.sampling.stop_sequences,
-                message_id=request.message_id,
-                model=request.model_name,
-                input_tokens=len(request.ids),
-                chunked=request.chunked,
-                blocks=request.blocks,
-            )
+
+            def send() -> None:
+                self._client.submit(
+                    slot,
+                    generation,
+                    key,
+                    format=request.format,
+                    stop_strings=request.sampling.stop_sequences,
+                    message_id=request.message_id,
+                    model=request.model_name,
+                    input_tokens=len(request.ids),
+                    chunked=request.chunked,
+                    blocks=request.blocks,
+                )
+
+            if request.constraint is None:
+                send()
+            else:
+                self._masks.begin(key, slot, generation, view, request.constraint, send)
         except BaseException:
             # Either the loop owns the slot or nobody does.
             with contextlib.suppress(ValueError, _core.CoreError):
@@ -165,14 +177,19 @@ class EngineLink:
     def _check_room(self, queue_max: int) -> None:
         running_max = _core.LIMITS["SEQUENCES_MAX"]
         if (
-            self._client.in_flight >= running_max + queue_max
+            self._client.in_flight + self._masks.waiting >= running_max + queue_max
             or self._region.stats()["waiting"] >= queue_max
         ):
             raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Seen by the loop at its next step. The listener still gets its last event."""
-        if self._open:
+        """Seen by the loop at its next step. The listener still gets its last event, unless the
+        loop has not heard of the request yet: then it gets none."""
+        if not self._open:
+            return
+        if key := self._masks.discard(ticket.slot, ticket.generation):
+            self._listeners.pop(key, None)
+        else:
             self._client.cancel(ticket.slot, ticket.generation)
 
     def lend_socket(self, ticket: Ticket, descriptor: int) -> None:
@@ -208,6 +225,16 @@ class EngineLink:
         """Tokens in that time."""
         return self._client.text_tokens
 
+    @property
+    def masks(self) -> MaskKeeper:
+        """Of the constrained requests."""
+        return self._masks
+
+    def _hand_over_failed(self, key: int) -> None:
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            _guarded(listener, listener.broken)
+
     # ---- events --------------------------------------------------------------------------------
     def _on_bell(self) -> None:
         self._client.clear_bell()
@@ -236,6 +263,9 @@ class EngineLink:
             listener = self._listeners.get(event.key)
             if event.finished:
                 self._listeners.pop(event.key, None)
+                self._masks.end(event.key)
+            elif event.token_ids:
+                self._masks.advance(event.key, event.token_ids, event.output_tokens)
             if listener is not None:
                 _guarded(listener, lambda to=listener, of=event: to.on_event(of, now))
 
@@ -272,6 +302,7 @@ class EngineLink:
             return
         self._open = False
         self._loop.remove_reader(self._bell)
+        self._masks.close()
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:

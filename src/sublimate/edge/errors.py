@@ -138,6 +138,12 @@ TABLE: dict[str, ErrorKind] = {
         "{path}: two tools have the name {name}",
         error_code="tool_name_conflict",
     ),
+    "strict_schema": ErrorKind(
+        400,
+        INVALID,
+        "{path}: a strict tool's schema has to be enforced whole, and this cannot be. Leave it out,"
+        " or strict.",
+    ),
     "prompt_too_long": ErrorKind(
         400, INVALID, "prompt is too long: {tokens} tokens > {maximum} maximum"
     ),

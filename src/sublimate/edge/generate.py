@@ -19,6 +19,7 @@ from ..model.template import Rendered, TemplateLimitError
 from ..model.turns import is_continued
 from . import limits
 from .blocks import block_format
+from .constraints import constrained, wanted_of
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
@@ -46,6 +47,7 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
         lambda body: surface.read(server, exchange, body),
         engine.context_tokens,
         lambda prompt: _submit(server, exchange, surface, prompt, timing),
+        constrains=True,
     )
 
 
@@ -73,6 +75,7 @@ def _submit(
         model_name=prompt.generation.model_name,
         chunked=exchange.chunked,
         blocks=blocks,
+        constraint=prompt.constraint,
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
@@ -95,6 +98,7 @@ def _blocks(model: TextModel, prompt: Prompt) -> BlockFormat | None:
         model.template.thinking_format,
         model.tokenizer.special,
         tool_names=[tool.name for tool in told],
+        eager=prompt.constraint is not None,
         begins_in="thinking" if prompt.begins_in_thinking else begins_in,
         omit_thinking=thinking is not None and not thinking.is_shown,
     )
@@ -156,9 +160,12 @@ def prepared(
     read: Callable[[bytes], Generation],
     context_tokens: int,
     then: Callable[[Prompt], None],
+    *,
+    constrains: bool = False,
 ) -> Awaitable[None] | None:
     """Body to token ids, and on with them: at once, or for a long body on a worker thread, so that
-    no stream waits for it. Raises ApiError."""
+    no stream waits for it. `constrains`: with the constraint of the answer, too; a new one is
+    compiled on a worker thread. Raises ApiError."""
     request = exchange.request
     charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
     if charset not in ("", "utf-8", "utf8"):
@@ -170,12 +177,18 @@ def prepared(
         check_json(body)
         return prepare(read(body), server.model, context_tokens=context_tokens, owner=owner)
 
-    async def elsewhere() -> None:
-        then(await server.loop.run_in_executor(server.workers, work))
+    def held(prompt: Prompt) -> Prompt:
+        return constrained(prompt, server.model) if constrains else prompt
+
+    async def elsewhere(make: Callable[[], Prompt]) -> None:
+        then(await server.loop.run_in_executor(server.workers, make))
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
-        return elsewhere()
-    then(work())
+        return elsewhere(lambda: held(work()))
+    prompt = work()
+    if constrains and not server.model.grammars.is_ready(wanted_of(prompt)):
+        return elsewhere(lambda: held(prompt))
+    then(held(prompt))
     return None
 
 

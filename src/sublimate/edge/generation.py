@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import Profile
+from ..grammar.constraint import Constraint
 from ..model.tool_formats import Tool
 from ..model.turns import ToolList, Turn
 from .sampling import INT32_MAX, Sampling
@@ -109,6 +110,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """When parse, template and tokenise ended, on the monotonic clock (see timing.py)."""
     begins_in_thinking: bool = False
     """The rendered prompt ends with the opening of a thinking block."""
+    constraint: Constraint | None = None
+    """What its answer is held to."""
 
     def __post_init__(self) -> None:
         if not len(self.ids):

@@ -102,6 +102,8 @@ class Metrics(Collector):
         self.decode = Histogram(REQUEST_EDGES)
         self.ends: Counter[str] = Counter()
         self.responses: Counter[str] = Counter()
+        self.relaxations: Counter[str] = Counter()
+        """Of schemas: those of the model's grammars."""
         self.pings = 0
         self.connections = 0
         self.load_utilization_ppm = 0
@@ -152,6 +154,8 @@ class Metrics(Collector):
         for name, text, histogram in named:
             yield histogram_family(name, text, histogram, labels)
         yield _counters("request_success", "Ends by reason.", "finished_reason", self.ends, labels)
+        text = "Schema keywords that grammars leave out, once per schema."
+        yield _counters("grammar_relaxations", text, "keyword", self.relaxations, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)

@@ -1,6 +1,6 @@
 """Writes one request record (core/request.h) into ring memory.
 
-defines: Tenant, request_words, write_record
+defines: Tenant, request_words, write_record, set_mask_slots
 """
 
 from __future__ import annotations
@@ -49,14 +49,9 @@ def write_record(
     stop_tokens: tuple[int, ...],
     profile: Profile,
     tenant: Tenant,
-    mask_slot: int = -1,
-    trigger_slot: int = -1,
 ) -> None:
-    """Fill a view from EdgeClient.acquire. All values were checked (check_sampling). mask_slot: of
-    a constrained request, -1 for any other; trigger_slot: its set of triggers, -1 for none."""
+    """Fill a view from EdgeClient.acquire. All values were checked (check_sampling)."""
     flags = _core.FLAGS["ignore_eos"] if sampling.ignore_eos else 0
-    if mask_slot >= 0:
-        flags |= _core.FLAGS["masked"]
     seed = sampling.seed
     if seed is None:
         seed = secrets.randbits(SEED_BITS)
@@ -82,8 +77,8 @@ def write_record(
     put(_FIELDS["stop_token_count"], len(stop_tokens))
     first_stop = _FIELDS["stop_tokens"]
     words[first_stop : first_stop + len(stop_tokens)] = stop_tokens
-    put(_FIELDS["mask_slot"], mask_slot)
-    put(_FIELDS["trigger_slot"], trigger_slot)
+    put(_FIELDS["mask_slot"], -1)
+    put(_FIELDS["trigger_slot"], -1)
     put(_FIELDS["tenant_low"], tenant.low)
     put(_FIELDS["tenant_high"], tenant.high)
     view[_FIRST_WORD:_HEADER_WORDS] = words[_FIRST_WORD:]
@@ -92,6 +87,13 @@ def write_record(
     for token, bias in sampling.logit_bias:
         view[end : end + 2] = (token, _float_bits(bias))
         end += 2
+
+
+def set_mask_slots(view: NDArray[np.int32], mask_slot: int, trigger_slot: int) -> None:
+    """Of a written record: its tokens need masks. trigger_slot: -1 for none."""
+    view[_FIELDS["flags"]] |= _core.FLAGS["masked"]
+    view[_FIELDS["mask_slot"]] = mask_slot
+    view[_FIELDS["trigger_slot"]] = trigger_slot
 
 
 def _word(value: int) -> int:

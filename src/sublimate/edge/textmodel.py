@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import ModelError
+from ..grammar.compiler import Grammars
 from ..model.conversation import ConversationTokenizer
 from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -45,6 +46,7 @@ class TextModel:
         self.template = template
         self.conversations = ConversationTokenizer(tokenizer)
         self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
+        self.grammars = Grammars(tokenizer, template.tool_format, template.thinking_format)
         self.listed = (name, VENDOR_PREFIX + name)
         self._names = {name, name.lower(), display_name, *self.listed, *ALWAYS}
 

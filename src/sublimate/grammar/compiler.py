@@ -24,7 +24,7 @@ from ..model.thinking import ThinkingFormat
 from ..model.tokenizer import Tokenizer
 from ..model.tool_formats import Tool, ToolFormat
 from . import lark
-from .constraint import END, Constraint, Phase
+from .constraint import END, SLOW_SECONDS, Constraint, Phase
 from .schema import ANY_OBJECT, Enforceable, Relaxation, enforceable
 from .vocabulary import GrammarVocabulary
 
@@ -77,6 +77,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     begins_in_thinking: bool = False
     """The prompt has opened it."""
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it asks anything."""
+        return bool(self.tools) or self.answer_schema is not None
+
 
 class Grammars:
     """All constraints of one model. From any thread."""
@@ -104,29 +109,23 @@ class Grammars:
                 self._vocabulary = GrammarVocabulary(self._tokenizer, markers)
             return self._vocabulary
 
+    def warm_up(self) -> None:
+        """So that no request waits for the vocabulary."""
+        LOG.debug("a vocabulary of %d tokens for grammars", self.vocabulary.count)
+
     def constraint(self, wanted: Wanted) -> Constraint | None:
         """None: any answer will do. Raises StrictSchemaError."""
-        if not wanted.tools and wanted.answer_schema is None:
+        if not wanted.is_any:
             return None
-        arguments = {tool.name: self._arguments(tool) for tool in wanted.tools}
-        answer = None
-        if wanted.answer_schema is not None:
-            answer = self._enforced("", wanted.answer_schema, strict=False)
-        key = _digest([[*arguments.items()], answer, wanted.must_call, wanted.parallel,
-                       wanted.may_think, wanted.begins_in_thinking])  # fmt: skip
-        return self._constraints.get(key, lambda: self._build(wanted, arguments, answer))
+        return self._constraints.get(_digest(wanted), lambda: self._build(wanted))
+
+    def is_ready(self, wanted: Wanted) -> bool:
+        """Whether `constraint` takes no time."""
+        return not wanted.is_any or self._constraints.has(_digest(wanted))
 
     # ---- schemas -------------------------------------------------------------------------------
-    def _arguments(self, tool: Tool) -> dict[str, Any]:
-        return self._enforced(tool.name, tool.schema, tool.strict)
-
     def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> dict[str, Any]:
-        try:
-            key = _digest(schema)
-        except RecursionError:  # deeper than any body of a request
-            found = Enforceable(ANY_OBJECT, (Relaxation("", "size"),))
-        else:
-            found = self._schemas.get(key, lambda: self._try(tool, schema))
+        found = self._schemas.get(_digest(schema), lambda: self._try(tool, schema))
         if strict and found.relaxations:
             raise StrictSchemaError(tool, found.relaxations[0])
         return found.schema
@@ -148,9 +147,13 @@ class Grammars:
         return found
 
     # ---- phases --------------------------------------------------------------------------------
-    def _build(
-        self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None
-    ) -> Constraint:
+    def _build(self, wanted: Wanted) -> Constraint:
+        arguments = {
+            tool.name: self._enforced(tool.name, tool.schema, tool.strict) for tool in wanted.tools
+        }
+        answer = wanted.answer_schema
+        if answer is not None:
+            answer = self._enforced("", answer, strict=False)
         try:
             return self._phases(wanted, arguments, answer)
         except _RefusedError:
@@ -168,7 +171,16 @@ class Grammars:
             phases = self._held(wanted, self._main(wanted, arguments, answer, several))
         else:
             phases = self._free(wanted, arguments, several)
-        return Constraint(tuple(phases), self.vocabulary)
+        first = phases[0].grammar if phases[0].kind != "free" else None
+        return Constraint(tuple(phases), self.vocabulary, self._is_slow(first))
+
+    def _is_slow(self, grammar: LLMatcher | None) -> bool:
+        if grammar is None:
+            return False
+        words = self.vocabulary.words([])
+        begin_seconds = time.perf_counter()
+        grammar.deep_copy().unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return time.perf_counter() - begin_seconds > SLOW_SECONDS
 
     def _main(
         self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None,
@@ -256,13 +268,18 @@ class _Cache:
         self._held: OrderedDict[bytes, Any] = OrderedDict()
         self._lock = threading.Lock()
 
+    def has(self, key: bytes) -> bool:
+        return key in self._held
+
     def get(self, key: bytes, make: Callable[[], Any]) -> Any:
-        """What `make` made of the key; two threads may make it at once."""
+        """What `make` made of the key; two threads may make it at once. Nothing is kept of b""."""
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
         made = make()
+        if not key:
+            return made
         with self._lock:
             self._held[key] = made
             while len(self._held) > self._entries_max:
@@ -271,4 +288,8 @@ class _Cache:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+    """Empty for what is nested deeper than any body of a request."""
+    try:
+        return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+    except RecursionError:
+        return b""

@@ -4,7 +4,7 @@ An answer that may call a tool is one phase of free text, whose grammar begins w
 begin; one that must call a tool is one phase that its grammar holds from the first token on; and
 thinking is a free phase before either.
 
-defines: Phase, Constraint, END
+defines: Phase, Constraint, END, SLOW_SECONDS
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .vocabulary import GrammarVocabulary
 
 END = -1
 """As the next phase: the turn ends."""
+SLOW_SECONDS = 0.0005
+"""A mask that takes longer is no work for a thread that others wait for."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,8 @@ class Constraint(msgspec.Struct, frozen=True):
 
     phases: tuple[Phase, ...]
     vocabulary: GrammarVocabulary
+    begins_slowly: bool = False
+    """Its first mask takes longer than SLOW_SECONDS."""
 
     def __post_init__(self) -> None:
         if not self.phases:

@@ -14,12 +14,10 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from .constraint import END, Constraint, Phase
+from .constraint import END, SLOW_SECONDS, Constraint, Phase
 
 LOG = logging.getLogger("sublimate.grammar")
 
-SLOW_SECONDS = 0.0005
-"""A mask that takes longer is no work for a thread that others wait for."""
 ALL = np.uint32(0xFFFFFFFF)
 
 
@@ -29,7 +27,7 @@ class Matcher:
     def __init__(self, constraint: Constraint) -> None:
         self.broken = ""
         """Why the answer is not held to its constraint any more; empty: it is."""
-        self.is_slow = False
+        self.is_slow = constraint.begins_slowly
         """The next mask is likely to take longer than SLOW_SECONDS, as the last one did."""
         self._constraint = constraint
         self._vocabulary = constraint.vocabulary
@@ -79,10 +77,15 @@ class Matcher:
         else:
             self._active.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
             if self._active.is_error():
-                self._break(self._active.get_error())
+                self.abandon(self._active.get_error())
             if self._may_be_text(self._phase):
                 own |= vocabulary.control_words  # the answer may end here, too
         self.is_slow = time.perf_counter() - begin_seconds > SLOW_SECONDS
+
+    def abandon(self, why: str) -> None:
+        """Hold the answer to nothing any more."""
+        LOG.warning("an answer is not held to its grammar any more: %s", why.partition("\n")[0])
+        self.broken = why
 
     def _may_be_text(self, phase: Phase) -> bool:
         if phase.kind == "choice":
@@ -93,7 +96,7 @@ class Matcher:
     def _enter(self, index: int) -> None:
         self._phase = None if index == END else self._constraint.phases[index]
         if self._phase is None and not self._vocabulary.stop_tokens:
-            self._break("the model has no token that ends a turn")
+            self.abandon("the model has no token that ends a turn")
         if self._phase is None or self._phase.kind == "free":
             self._rest()
             self._is_watching = self._phase is None
@@ -108,10 +111,6 @@ class Matcher:
         self._rest()
         self._is_watching, self._is_early = True, self._is_first
         self._active = None if phase.grammar is None else phase.grammar.deep_copy()
-
-    def _break(self, why: str) -> None:
-        LOG.warning("an answer is not held to its grammar any more: %s", why.partition("\n")[0])
-        self.broken = why
 
     def _consume(self, token: int, phase: Phase) -> None:
         if not self._is_watching:
@@ -150,7 +149,7 @@ class Matcher:
 
     def _step_grammar(self, phase: Phase) -> None:
         if self._active is None or self._active.is_error():
-            self._break(self._active.get_error() if self._active else "a token outside of it")
+            self.abandon(self._active.get_error() if self._active else "a token outside of it")
         elif self._active.is_stopped():
             self._enter(phase.then)
 

@@ -1,0 +1,46 @@
+"""From a prepared generation to what its answer is held to.
+
+defines: wanted_of, constrained
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..grammar.compiler import StrictSchemaError, Wanted
+from ..model.turns import is_continued
+from .errors import ApiError
+from .generation import Generation, Prompt
+from .textmodel import TextModel
+
+
+def wanted_of(prompt: Prompt) -> Wanted:
+    """What the request asks of its answer. A continued turn goes on with whatever stands there, so
+    no document begins in it."""
+    generation = prompt.generation
+    continued = is_continued(generation.turns)
+    tools = generation.callable_tools if generation.tool_choice != "none" else ()
+    if generation.tool_choice == "tool":
+        tools = tuple(tool for tool in tools if tool.name == generation.chosen_tool)
+    return Wanted(
+        tools=tools,
+        must_call=generation.tool_choice in ("any", "tool"),
+        parallel=generation.parallel_tools,
+        answer_schema=None if continued else generation.answer_schema,
+        may_think=generation.thinking is not None and not continued,
+        begins_in_thinking=prompt.begins_in_thinking,
+    )
+
+
+def constrained(prompt: Prompt, model: TextModel) -> Prompt:
+    """With its constraint, compiled if it is new. Raises ApiError."""
+    try:
+        constraint = model.grammars.constraint(wanted_of(prompt))
+    except StrictSchemaError as error:
+        raise ApiError("strict_schema", path=_path(prompt.generation, error)) from None
+    return msgspec.structs.replace(prompt, constraint=constraint) if constraint else prompt
+
+
+def _path(generation: Generation, error: StrictSchemaError) -> str:
+    names = [tool.name for tool in generation.callable_tools]
+    return f"tools.{names.index(error.tool)}.input_schema.{error.relaxation.place}"
