@@ -10,6 +10,11 @@ namespace sublimate::cpu {
 
 namespace {
 
+// Real memory of the KV cache beyond what is in use: a busy server has no time to add to it, and
+// then each new page costs the step that reaches it.
+constexpr int64_t AHEAD_BYTES_MIN = int64_t{512} << 20;
+constexpr int64_t AHEAD_PART = 4; // of the whole
+
 class Layout {
 public:
     explicit Layout(std::byte* base) : base_(base) {}
@@ -145,8 +150,10 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
     fresh.layer_bytes = fresh.pages * fresh.layout.head_bytes * config.kv_heads;
     RETURN_IF_ERROR(
         AnonymousMemory::map(fresh.layer_bytes * config.layers, "the KV cache", &fresh.memory));
+    int64_t whole_bytes = fresh.layer_bytes * config.layers;
     fresh.ahead =
-        std::make_unique<PopulateAhead>(fresh.memory.data(), fresh.layer_bytes, config.layers);
+        std::make_unique<PopulateAhead>(fresh.memory.data(), fresh.layer_bytes, config.layers,
+                                        std::max(AHEAD_BYTES_MIN, whole_bytes / AHEAD_PART));
     *arena = std::move(fresh);
     return Status::success();
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "../check.h"
 
@@ -14,7 +15,8 @@ namespace sublimate::cpu {
 
 namespace {
 
-constexpr int POPULATE_WRITE = 23; // MADV_POPULATE_WRITE, which older headers lack
+constexpr int POPULATE_WRITE = 23;             // MADV_POPULATE_WRITE, which older headers lack
+constexpr std::chrono::milliseconds REST(100); // longer than most steps
 
 int64_t whole_chunks(int64_t bytes) {
     return std::max<int64_t>(1, bytes / PopulateAhead::CHUNK_BYTES) * PopulateAhead::CHUNK_BYTES;
@@ -43,10 +45,20 @@ void PopulateAhead::tell(int64_t bytes) {
     news_.advance();
 }
 
-bool PopulateAhead::populate(int64_t begin, int64_t end) const {
+void PopulateAhead::rest_while_used() {
+    while (!stopping_.load(std::memory_order_acquire)) {
+        uint64_t uses = uses_.load(std::memory_order_relaxed);
+        if (uses == seen_uses_) return;
+        seen_uses_ = uses;
+        std::this_thread::sleep_for(REST);
+    }
+}
+
+bool PopulateAhead::populate(int64_t begin, int64_t end) {
     CHECK(begin >= 0 && begin < end && end <= stripe_bytes_);
     const auto small_page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     for (int32_t stripe = 0; stripe < stripes_; stripe++) {
+        rest_while_used();
         auto from = reinterpret_cast<uintptr_t>(base_ + stripe * stripe_bytes_ + begin);
         auto to = from + static_cast<uintptr_t>(end - begin);
         from = from / small_page * small_page; // the first page may be in use: it only stays so

@@ -1,7 +1,8 @@
 // Makes memory real ahead of its first use. A huge page is zeroed when it is first touched, 0.2 ms
 // a page, and 5 ms in a virtual machine whose host has to find the memory as well. The KV cache of
 // all layers reaches its next pages in the same step, so 30 layers make that a pause that every
-// running stream sees. A thread that runs when nobody else wants its core takes it off the steps.
+// running stream sees. A thread takes it off them while the model rests: the kernel does not stop
+// in the middle of a page for anybody who needs the core.
 //
 // defines: PopulateAhead
 #pragma once
@@ -18,12 +19,11 @@ namespace sublimate::cpu {
 class PopulateAhead {
 public:
     static constexpr int64_t CHUNK_BYTES = int64_t{2} << 20; // of a stripe, populated at a time
-    static constexpr int64_t AHEAD_BYTES = int64_t{2} * CHUNK_BYTES; // of a stripe
 
     // `stripes` pieces of stripe_bytes each, one behind the other from base; all are used from
-    // their beginning on, at the same pace. The memory outlives this object.
-    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes,
-                  int64_t ahead_bytes = AHEAD_BYTES);
+    // their beginning on, at the same pace. ahead_bytes: of all stripes together, populated beyond
+    // what was reached. The memory outlives this object.
+    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes, int64_t ahead_bytes);
     ~PopulateAhead();
     PopulateAhead(const PopulateAhead&) = delete;
     PopulateAhead& operator=(const PopulateAhead&) = delete;
@@ -31,6 +31,7 @@ public:
     // Every stripe is now used up to so many bytes. From one thread; costs a comparison, once per
     // chunk a system call. What was not populated in time is touched by whoever needs it.
     void reached(int64_t bytes) {
+        uses_.store(uses_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         if (bytes > told_bytes_) tell(bytes);
     }
     // Of each stripe, from its beginning. All of it where the kernel cannot do it (before Linux
@@ -40,13 +41,16 @@ public:
 private:
     void tell(int64_t bytes);
     void work();
-    bool populate(int64_t begin, int64_t end) const; // of every stripe
+    bool populate(int64_t begin, int64_t end); // of every stripe
+    void rest_while_used();
 
     std::byte* const base_;
     const int64_t stripe_bytes_;
     const int32_t stripes_;
     const int64_t ahead_bytes_; // of a stripe
     int64_t told_bytes_ = 0;    // the caller's: up to here nobody needs to be told
+    uint64_t seen_uses_ = 0;    // the thread's
+    std::atomic<uint64_t> uses_{0};
     std::atomic<int64_t> reached_bytes_{0};
     std::atomic<int64_t> populated_bytes_{0};
     std::atomic<bool> stopping_{false};
