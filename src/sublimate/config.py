@@ -176,6 +176,17 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
             "window to clients of the newer API version; others always read max_tokens."
         ),
     ] = "auto"
+    aliases: Annotated[
+        tuple[str, ...],
+        Meta(description="More names of the model, as claude-sonnet-4-5=default."),
+    ] = ()
+    metrics_compat: Annotated[
+        Literal["", "vllm"],
+        Meta(description="vllm: /metrics has vLLM's names and bucket edges too."),
+    ] = ""
+    log_prompts: Annotated[
+        bool, Meta(description="Log the bodies of requests: prompts, in the clear.")
+    ] = False
     batch_concurrency: Annotated[
         int,
         Meta(ge=1, le=BATCH_CONCURRENCY_MAX, description="Requests of batches at once."),

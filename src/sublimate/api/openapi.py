@@ -165,6 +165,8 @@ WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
     (BATCHES + "/{id}/cancel", "post", "End a batch."),
     (BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
     ("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
+    ("/tokenize", "post", "Ids of a text or a conversation, as in vLLM."),
+    ("/detokenize", "post", "Text of ids, as in vLLM."),
 )
 """Path, method, text of what the document describes in words alone."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..edge.app import EdgeServer
 from ..edge.routes import Methods, Routes
-from . import models, openapi, probes
+from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import Batches, has_work
 from .messages import handlers as messages
@@ -28,6 +28,8 @@ TABLE: dict[str, Methods] = {
     "/v1/messages/batches/{id}": {"GET": batches.retrieve, "DELETE": batches.delete},
     "/v1/messages/batches/{id}/cancel": {"POST": batches.cancel},
     "/v1/messages/batches/{id}/results": {"GET": batches.results},
+    "/tokenize": {"POST": tokenise.tokenize},
+    "/detokenize": {"POST": tokenise.detokenize},
     "/v1/models": {"GET": models.list_models},
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},

@@ -30,7 +30,7 @@ from .exchange import Exchange
 from .fingerprints import Fingerprints
 from .http import HttpConnection
 from .limits import HttpLimits
-from .log import log_exchange
+from .log import log_body, log_exchange
 from .metrics import Metrics
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
@@ -82,7 +82,7 @@ class EdgeServer:
         self.limits = http_limits or HttpLimits()
         self.takes_gzip = settings.request_gzip
         self.access = Access(settings)
-        self.metrics = Metrics(model.name)
+        self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
         self.policy_digest = _policy_digest(settings)
         self.engine: EngineLink | None = None
@@ -190,6 +190,8 @@ class EdgeServer:
     def _begin(self, exchange: Exchange) -> None:
         if exchange.refusal is not None:
             raise exchange.refusal
+        if self.settings.log_prompts and exchange.request.body:
+            log_body(exchange)
         if exchange.request.method == "OPTIONS":
             self.access.preflight(exchange)
             return

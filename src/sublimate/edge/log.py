@@ -1,6 +1,7 @@
-"""Log lines of the edge: text for people or JSON lines. Never the text of a prompt or an answer.
+"""Log lines of the edge: text for people or JSON lines. Never the text of a prompt or an
+answer, unless the operator asks for the former (--log-prompts).
 
-defines: configure, log_exchange
+defines: configure, log_body, log_exchange
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 REQUESTS = logging.getLogger("sublimate.request")
 MILLISECONDS = 1000.0
 PATH_CHARACTERS_MAX = 200
+BODY_BYTES_MAX = 1 << 16
 
 
 class JsonFormatter(logging.Formatter):
@@ -71,6 +73,13 @@ def configure(settings: LogSettings) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(settings.log_level.upper())
+
+
+def log_body(exchange: Exchange) -> None:
+    """What a client sent, as it was sent, up to a bound: only where somebody asked for it."""
+    body = exchange.request.body[:BODY_BYTES_MAX].decode(errors="replace")
+    fields = {"request_id": exchange.request_id, "body": body}
+    REQUESTS.info("body", extra={"fields": fields})
 
 
 def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:

@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from .._core import Histogram
+from . import compat
 
 if TYPE_CHECKING:
     from .engine import EngineLink
@@ -31,15 +32,10 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "sublimate_"
 PARTS_PER_MILLION = 1_000_000
-FIRST_TOKEN_EDGES = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-INTER_TOKEN_EDGES = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0),
-)
-REQUEST_EDGES = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+# Finer where streams of one's own machine are, and every edge of compat.py among them.
+FIRST_TOKEN_EDGES = compat.FIRST_TOKEN_EDGES
+INTER_TOKEN_EDGES = (0.001, 0.0025, 0.005, *compat.INTER_TOKEN_EDGES)
+REQUEST_EDGES = (0.01, 0.05, 0.1, *compat.REQUEST_EDGES)
 
 
 def histogram_family(
@@ -91,7 +87,9 @@ LOOP_GAUGES = {
 class Metrics(Collector):
     """All numbers of one edge."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, compat_names: str = "") -> None:
+        """compat_names: "vllm" tells everything that vLLM has under its names too."""
+        self._compat_names = compat_names
         self.first_token = Histogram(FIRST_TOKEN_EDGES)
         self.inter_token = Histogram(INTER_TOKEN_EDGES)
         """Written by the engine link's client."""
@@ -132,6 +130,12 @@ class Metrics(Collector):
 
     # ---- collector -----------------------------------------------------------------------------
     def collect(self) -> Iterator[Any]:
+        families = list(self._families())
+        yield from families
+        if self._compat_names == "vllm":
+            yield from compat.vllm_families(families)
+
+    def _families(self) -> Iterator[Any]:
         labels = {"model_name": self._model_name, "engine": "0"}
         yield from self._edge_families(labels)
         load = self.load_utilization_ppm / PARTS_PER_MILLION

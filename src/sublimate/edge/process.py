@@ -57,6 +57,7 @@ class EdgeProcess:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
         model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
+        model.add_aliases(start.settings.aliases)
         if not 1 <= len(fds) <= len(("HTTP", "HTTPS")):
             raise SublimateError("The supervisor sent no listening socket.")
         sock, *secure = [socket.socket(fileno=fd) for fd in fds]

@@ -6,12 +6,12 @@ defines: TextModel, load_text_model
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError, nearest
 from ..grammar.compiler import Grammars
 from ..model.conversation import ConversationTokenizer
 from ..model.template import ChatTemplate, template_from_metadata
@@ -49,6 +49,19 @@ class TextModel:
         self.grammars = Grammars(tokenizer, template.tool_format, template.thinking_format)
         self.listed = (name, VENDOR_PREFIX + name)
         self._names = {name, name.lower(), display_name, *self.listed, *ALWAYS}
+
+    def add_aliases(self, aliases: Sequence[str]) -> None:
+        """More names, each as ALIAS=MODEL with a name that is known. Raises ConfigError."""
+        for text in aliases:
+            alias, _, target = text.partition("=")
+            if not alias or len(alias) > limits.IDENTIFIER_CHARACTERS_MAX:
+                raise ConfigError(f"alias {text!r}: expected ALIAS=MODEL.")
+            if target not in self._names:
+                raise ConfigError(
+                    f"alias {text!r}: no model {target!r} is served.{nearest(target, self._names)}"
+                )
+            self._names.add(alias)
+            self.listed = (*self.listed, alias)
 
     def resolve(self, requested: str) -> str:
         """The model's own name for an id of a request. Raises ApiError (404) for an unknown one.
