@@ -411,13 +411,6 @@ def usage_is_exact_everywhere(served: Served) -> None:
 
 
 # ---- what a text server refuses ------------------------------------------------------------------
-@case("A67", "A90")
-def what_is_not_served_is_named(served: Served) -> None:
-    paths = {"A67": "tool_choice: ", "A90": "output_config.format: "}
-    for identifier, path in paths.items():
-        check_error(ask(served, request_of(identifier)), 400, path)
-
-
 @case("A87", "A89")
 def images_are_refused_with_their_path(served: Served) -> None:
     for identifier in ("A87", "A89"):

@@ -76,6 +76,57 @@ def without_a_choice_there_is_no_call(served: Served) -> None:
         ), "the tools are told all the same: the prefix stays"
 
 
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
+          "required": ["city"], "additionalProperties": False}  # fmt: skip
+
+
+@case("A67")
+def a_choice_of_tools_is_kept(served: Served) -> None:
+    """Whatever the model would say: "Hello there!" here."""
+    other = {**WEATHER, "name": "clock", "input_schema": {"type": "object", "maxProperties": 0,
+             "additionalProperties": False}}  # fmt: skip
+    tools = [{**WEATHER, "input_schema": CITIES}, other]
+    for single in (False, True):
+        for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+            request = request_of("A67", tools=tools, max_tokens=2000, temperature=0)
+            request["messages"][0]["content"] = "say hello"
+            request["tool_choice"] = {**choice, "disable_parallel_tool_use": single}
+            message = both(served, request)
+            calls = message["content"]
+            assert calls and {block["type"] for block in calls} == {"tool_use"}
+            assert len(calls) == 1 or not single
+            if choice["type"] == "tool":
+                assert {call["name"] for call in calls} == {"get_weather"}
+                assert all(call["input"]["city"] in ("Paris", "Rome") for call in calls)
+            assert message["stop_reason"] == "tool_use"
+        free = {"type": "auto", "disable_parallel_tool_use": single}
+        for choice in (free, {"type": "none"}):
+            message = both(served, {**request, "tool_choice": choice})
+            assert [block["type"] for block in message["content"]] == ["text"]
+
+
+@case("A90")
+def an_answer_with_a_format_is_a_document(served: Served) -> None:
+    request = request_of("A90", max_tokens=300)
+    schema = request["output_config"]["format"]["schema"]
+    schema["properties"]["title"] = {"enum": ["One", "Two"]}
+    request["messages"][0]["content"] = "say hello"
+    found = set()
+    for seed in range(20):
+        message = answered(served, {**request, "seed": seed, "stream": False})
+        (block,) = message["content"]
+        document = msgspec.json.decode(block["text"])
+        assert set(document) == {"title"} and message["stop_reason"] == "end_turn"
+        found.add(document["title"])
+    assert found == {"One", "Two"}
+    both(served, {**request, "seed": 5})
+    old = {name: value for name, value in request.items() if name != "output_config"}
+    old["output_format"] = {"type": "json_schema", "schema": schema}
+    assert msgspec.json.decode(both(served, {**old, "seed": 5})["content"][0]["text"])
+    begun = [*request["messages"], {"role": "assistant", "content": "{"}]
+    check_error(ask(served, {**request, "messages": begun}), 400, "output_config.format: ")
+
+
 @case("A70")
 def results_stand_directly_behind_their_calls(served: Served) -> None:
     request = request_of("A70", max_tokens=4)
@@ -117,7 +168,7 @@ def a_beta_changes_no_request_that_does_not_use_it(served: Served) -> None:
 
 
 @case("A76", "R106")
-def arguments_are_an_object_or_the_call_is_text(served: Served) -> None:
+def arguments_are_an_object_whatever_the_model_would_say(served: Served) -> None:
     del served
     for arguments in ("[1]", '"x"', "{", '{"city": }', "5", "null"):
         said = call_text("get_weather", arguments)
@@ -158,6 +209,8 @@ def a_cut_call_is_no_error(served: Served) -> None:
     with serve(answers={"hi": answer}) as each:
         free = {"tool_choice": {"type": "auto"}}
         cut_anywhere(answer, lambda limit: ask(each, request_of("A64", max_tokens=limit, **free)))
+    with serve(answers={"hi": (call := call_text("get_weather", '{"city": "P"}'))}) as each:
+        cut_anywhere(call, lambda limit: ask(each, request_of("A64", max_tokens=limit)))
 
 
 # ---- what another server's tools are ------------------------------------------------------------

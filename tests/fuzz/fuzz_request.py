@@ -25,7 +25,7 @@ from sublimate.api.messages.read import read_message  # noqa: E402
 from sublimate.api.routes import ROUTES  # noqa: E402
 from sublimate.config import EdgeSettings  # noqa: E402
 from sublimate.edge.errors import ApiError, ErrorShape  # noqa: E402
-from sublimate.edge.exchange import Exchange  # noqa: E402
+from sublimate.edge.exchange import Exchange, Request  # noqa: E402
 from sublimate.edge.generate import prepare  # noqa: E402
 from sublimate.edge.guard import check_json  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
@@ -106,6 +106,7 @@ class Nobody:
     """Who sent it."""
 
     tenant_key = b""
+    request = Request("POST", b"/v1/messages", {}, True)
 
 
 class Server:

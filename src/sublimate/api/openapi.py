@@ -16,6 +16,7 @@ import msgspec
 from ..config import PROFILES
 from ..edge import limits
 from ..edge.exchange import Exchange
+from .messages.schema import NOT_OFFERED, MessagesRequest
 from .ollama.models import ShowRequest
 from .ollama.request import ChatRequest as OllamaChat
 from .ollama.request import GenerateRequest
@@ -33,25 +34,13 @@ def _number(low: float, high: float, text: str) -> dict[str, Any]:
     return {"type": "number", "minimum": low, "maximum": high, "description": text}
 
 
-REQUEST_PROPERTIES: dict[str, Any] = {
+PROPERTIES: dict[str, Any] = {
     "model": {"type": "string", "description": "An id of /v1/models; claude-* names the same."},
     "max_tokens": {
         "type": "integer",
         "minimum": 0,
         "description": "Most tokens to generate. No upper bound: what is more than the context has "
         "room for after the prompt means all of it. 0 only fills the prefix cache.",
-    },
-    "messages": {
-        "type": "array",
-        "minItems": 1,
-        "items": {"$ref": "#/components/schemas/Message"},
-        "description": "Turns in order. A last assistant turn is continued.",
-    },
-    "system": {
-        "oneOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"$ref": "#/components/schemas/TextBlock"}},
-        ]
     },
     "stream": {"type": "boolean", "description": "Server-sent events."},
     "stop_sequences": {
@@ -76,25 +65,37 @@ REQUEST_PROPERTIES: dict[str, Any] = {
     "ignore_eos": {"type": "boolean", "description": "Only max_tokens ends the answer."},
     "execution_profile": {"type": "string", "enum": list(PROFILES)},
 }
+FIELDS = {
+    "messages": "Turns in order, of every block. A last assistant turn is continued.",
+    "system": "Text, or text blocks.",
+    "tools": "Your own with a JSON schema; bash, text_editor and memory bring theirs.",
+    "tool_choice": "auto, any, tool or none, with disable_parallel_tool_use.",
+    "thinking": "Of models that think: enabled with budget_tokens, adaptive, between_tools.",
+    "output_config": "effort, and format with a JSON schema of the answer.",
+    "context_management": "clear_tool_uses_20250919 and clear_thinking_20251015.",
+    "diagnostics": "previous_message_id: the answer says where the prompt left the cached one.",
+}
+"""What the structs of the Messages API do not say by themselves."""
+
+
+def _schemas() -> dict[str, Any]:
+    """Of the structs that bodies are decoded into, so that the document is what is read."""
+    _, components = msgspec.json.schema_components(
+        (MessagesRequest,), ref_template="#/components/schemas/{name}"
+    )
+    request = components["MessagesRequest"]
+    properties: dict[str, Any] = request["properties"]
+    for name in NOT_OFFERED:
+        del properties[name]
+    for name, text in FIELDS.items():
+        properties[name] = {**properties[name], "description": text}
+    properties.update(PROPERTIES)
+    request["required"] = ["model", "max_tokens", "messages"]
+    return components
+
+
 SCHEMAS: dict[str, Any] = {
-    "MessagesRequest": {
-        "type": "object",
-        "required": ["model", "max_tokens", "messages"],
-        "properties": REQUEST_PROPERTIES,
-    },
-    "Message": {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"type": "string", "enum": ["user", "assistant", "system"]},
-            "content": REQUEST_PROPERTIES["system"],
-        },
-    },
-    "TextBlock": {
-        "type": "object",
-        "required": ["type", "text"],
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    },
+    **_schemas(),
     "Error": {
         "type": "object",
         "required": ["type", "error", "request_id"],
@@ -231,9 +232,9 @@ def page(server: EdgeServer, exchange: Exchange) -> None:
     )
     fields = "".join(
         f"<tr><td><code>{html.escape(name)}</code></td>"
-        f"<td>{html.escape(str(schema.get('type', 'string or blocks')))}</td>"
+        f"<td>{html.escape(str(schema.get('type', '')))}</td>"
         f"<td>{html.escape(str(schema.get('description', '')))}</td></tr>"
-        for name, schema in REQUEST_PROPERTIES.items()
+        for name, schema in SCHEMAS["MessagesRequest"]["properties"].items()
     )
     example = EXAMPLE.format(base=exchange.base_url(), model=server.model.name)
     text = (

@@ -17,7 +17,7 @@ from ...edge.fingerprints import MissReason
 from ...edge.generate import choose_profile
 from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
-from ...model.turns import Turn
+from ...model.turns import Turn, is_continued
 from .edits import AppliedEdit, apply_edits
 from .normalise import Policy, normalise
 from .schema import MessagesRequest, ThinkingParam, check_offered, decode_request
@@ -124,9 +124,9 @@ def _generation(
         wants_diagnostics=request.diagnostics is not None,
         previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,
     )
-    if generation.answer_schema is not None:
+    if generation.answer_schema is not None and is_continued(generation.turns):
         name = "output_format" if request.output_format else "output_config.format"
-        raise field_error(name, "this server cannot hold an answer to a schema yet")
+        raise field_error(name, "an answer that was begun for the model cannot have a format")
     return _with_choice(generation, request)
 
 
@@ -143,10 +143,9 @@ def _with_choice(generation: MessagesGeneration, request: MessagesRequest) -> Me
             raise field_error("tool_choice.name", "field required")
         if choice.name not in names:
             raise field_error("tool_choice.name", "no tool of this request has this name")
-        raise field_error("tool_choice", "this server cannot force a call yet")
-    if choice.type == "any":
-        raise field_error("tool_choice", "this server cannot force a call yet")
-    return msgspec.structs.replace(generation, tool_choice="none")
+        changes = {"tool_choice": "tool", "chosen_tool": choice.name}
+        return msgspec.structs.replace(generation, **changes)
+    return msgspec.structs.replace(generation, tool_choice=choice.type)
 
 
 def _answer_schema(request: MessagesRequest) -> dict[str, Any] | None:
