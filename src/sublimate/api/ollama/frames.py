@@ -44,6 +44,9 @@ class OllamaDialect(Dialect):
         super().__init__(answer)
         self._generation = cast(OllamaGeneration, answer.generation)
         self._head = b'{"model":' + ENCODE(self._generation.requested_name) + b',"created_at":"'
+        self._tail = b'",' + ENCODE(self._part(" "))[1:-1].replace(b'" "', b"%b")
+        self._tail += b',"done":false}\n'
+        """Of a line that only shows text, with a place for it."""
         self._call: dict[str, Any] = {}
         """The one that is being written, and its arguments so far."""
         self._arguments: list[str] = []
@@ -69,6 +72,8 @@ class OllamaDialect(Dialect):
     def _framed(self, piece: Piece) -> bytes:
         kind, text, identifier = piece
         match kind:
+            case "text" if not self._scores:
+                return self._head + now_text().encode() + self._tail % ENCODE(text)
             case "text":
                 return self._line(self._part(text))
             case "thinking":
