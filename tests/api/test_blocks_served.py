@@ -9,7 +9,8 @@ from harness import Served, serve
 from sublimate import _core
 
 ARGUMENTS = (
-    '{"path": "notes/é", "lines": ["a\\\\b", "\\u00e9\\ud83d\\ude38 😸", ""], "deep": {"n": -1.5e3}}'
+    '{"path": "notes/é", "lines": ["a\\\\b", "\\u00e9\\ud83d\\ude38 😸", ""], '
+    '"deep": {"n": -1.5e3}}'
 )
 CALL = f'<tool_call>\n{{"name": "put", "arguments": {ARGUMENTS}}}\n</tool_call>'
 # By words that stand in no description of a tool.
