@@ -38,7 +38,7 @@ def capabilities(thinks: bool) -> dict[str, Any]:
         "image_input": NO,
         "pdf_input": NO,
         "server_tools": {"supported": False, "code_execution": NO, "web_search": NO},
-        "structured_outputs": NO,
+        "structured_outputs": YES,
         "thinking": {
             "supported": thinks,
             "types": {"adaptive": thinking, "enabled": thinking},
