@@ -44,8 +44,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     """The model may think before it answers."""
 
     tokens: int
-    """What the client allows, less the answer's reserve. Told to nobody yet: the model ends its
-    thinking by itself."""
+    """At most; the answer keeps its reserve whatever this says."""
     is_shown: bool = True
     """Otherwise the client gets its signature alone."""
 
