@@ -44,7 +44,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     """The model may think before it answers."""
 
     tokens: int
-    """At most; the answer keeps its reserve whatever this says."""
+    """What the client allows, less the answer's reserve. Told to nobody yet: the model ends its
+    thinking by itself."""
     is_shown: bool = True
     """Otherwise the client gets its signature alone."""
 
