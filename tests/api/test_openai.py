@@ -222,6 +222,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "tool_choice",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
     ),
+    (
+        "tool_choice",
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": [1]}}},
+    ),
     ("response_format.type", {"response_format": {"type": "yaml"}}),
     ("response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
     ("reasoning_effort", {"reasoning_effort": "much"}),

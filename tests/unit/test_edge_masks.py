@@ -264,3 +264,34 @@ def test_an_end_while_a_mask_is_made_leaves_nothing(slow_masks: threading.Event,
         await asyncio.sleep(0.05)
 
     with_engine(story, is_kept=how == "cancel")
+
+
+def test_a_mask_that_fails_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    consume = Matcher.consume
+
+    def fail_once(self: Matcher, tokens: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("planted")
+        return consume(self, tokens)
+
+    monkeypatch.setattr(Matcher, "consume", fail_once)
+
+    async def story(link: EngineLink, engine: _core.LoopEngine) -> None:
+        del engine
+        heards = [Heard() for _ in range(4)]
+        tickets = [
+            link.submit(submission("x", DOCUMENT, seed=seed), heard, 384)
+            for seed, heard in enumerate(heards)
+        ]
+        await until(lambda: all(one.finished or one.was_broken for one in heards))
+        assert [one.was_broken for one in heards].count(True) == 1
+        for ticket, heard in zip(tickets, heards, strict=True):
+            if heard.was_broken:
+                link.cancel(ticket)
+            else:
+                jsonschema.validate(json.loads(text_of(heard)), SCHEMA)
+
+    with_engine(story)

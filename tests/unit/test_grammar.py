@@ -202,6 +202,11 @@ def test_a_document_beside_tools_is_either() -> None:
 
 # ---- schemas -----------------------------------------------------------------------------------
 # What clients' tools have in them (A69 of the case list), and worse.
+COVERED = (
+    *("$ref", "const", "enum", "format", "not", "if", "prefixItems", "additionalProperties"),
+    *("patternProperties", "propertyNames", "minItems", "maxLength", "maximum", "multipleOf"),
+    *("pattern", "uniqueItems", "contains", "dependentRequired", "$defs", "type"),
+)
 RELAXED: list[tuple[dict[str, Any], set[str]]] = [
     ({"propertyNames": {"type": "string"}}, {"propertyNames"}),
     ({"properties": {"a": {"pattern": "^(?!x)a", "type": "string"}}}, {"properties.a.pattern"}),
@@ -236,6 +241,14 @@ RELAXED: list[tuple[dict[str, Any], set[str]]] = [
         {"dependentRequired", "$dynamicRef"},
     ),
 ]
+
+
+@pytest.mark.parametrize("value", [5, None, True, "x", {}, [], [5], [[]], {"a": 5}], ids=repr)
+def test_any_keyword_of_any_kind_is_taken_or_left_out(value: Any) -> None:
+    for keyword in sorted({*COVERED, "oneOf", "anyOf", "allOf", "items", "properties", "required"}):
+        for schema in ({keyword: value}, {"properties": {"a": {keyword: value}}}):
+            tool = Tool("t", "d", {"type": "object", **schema})
+            assert GENERIC.constraint(Wanted(tools=(tool,), must_call=True)) is not None
 
 
 def shown(value: object) -> str:

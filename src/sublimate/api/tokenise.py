@@ -9,11 +9,12 @@ defines: tokenize, detokenize
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..edge import limits
 from ..edge.errors import field_error
 from ..edge.exchange import Exchange
 from ..edge.generate import prepared
@@ -60,14 +61,32 @@ def tokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
         if asked.prompt is not None:
             raise field_error("prompt", "give either prompt or messages")
         return _conversation(server, exchange, asked)
-    if asked.prompt is None:
+    prompt = asked.prompt
+    if prompt is None:
         raise field_error("prompt", "field required")
-    tokenizer = server.model.tokenizer
-    ids = tokenizer.encode(asked.prompt)
-    if asked.add_special_tokens and tokenizer.leading_bos(array("i", ids).tobytes()):
-        ids.insert(0, tokenizer.bos_id)
-    _send(server, exchange, ids, asked)
-    return None
+
+    def work() -> bytes:
+        tokenizer = server.model.tokenizer
+        ids = tokenizer.encode(prompt)
+        if asked.add_special_tokens and tokenizer.leading_bos(array("i", ids).tobytes()):
+            ids.insert(0, tokenizer.bos_id)
+        return _answer(server, ids, asked)
+
+    return _answered(server, exchange, work)
+
+
+def _answered(
+    server: EdgeServer, exchange: Exchange, work: Callable[[], bytes]
+) -> Awaitable[None] | None:
+    """At once, or for a long body on a worker thread, so that no stream waits for it."""
+    if len(exchange.request.body) < limits.OFFLOAD_BYTES_MIN:
+        exchange.send_json(200, work())
+        return None
+
+    async def elsewhere() -> None:
+        exchange.send_json(200, await server.loop.run_in_executor(server.workers, work))
+
+    return elsewhere()
 
 
 def _conversation(
@@ -77,7 +96,8 @@ def _conversation(
     exchange.request.body = ENCODE(request)
 
     def send(prompt: Prompt) -> None:
-        _send(server, exchange, [int(token) for token in prompt.ids], asked)
+        ids = [int(token) for token in prompt.ids]
+        exchange.send_json(200, _answer(server, ids, asked))
 
     return prepared(
         server,
@@ -88,7 +108,7 @@ def _conversation(
     )
 
 
-def _send(server: EdgeServer, exchange: Exchange, ids: list[int], asked: TokenizeBody) -> None:
+def _answer(server: EdgeServer, ids: list[int], asked: TokenizeBody) -> bytes:
     tokenizer = server.model.tokenizer
     texts = [_shown(tokenizer, token) for token in ids] if asked.return_token_strs else None
     answer = {
@@ -97,7 +117,7 @@ def _send(server: EdgeServer, exchange: Exchange, ids: list[int], asked: Tokeniz
         "tokens": ids,
         "token_strs": texts,
     }
-    exchange.send_json(200, ENCODE(answer))
+    return ENCODE(answer)
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:
@@ -105,18 +125,22 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.special_text(token) or tokenizer.token_bytes[token].decode(errors="replace")
 
 
-def detokenize(server: EdgeServer, exchange: Exchange) -> None:
+def detokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """The text of ids; control tokens as they are written. Raises ApiError."""
-    check_json(exchange.request.body)
-    asked = decode_body(_DETOKENIZE, exchange.request.body)
-    server.model.resolve(asked.model)
-    tokenizer = server.model.tokenizer
-    for index, token in enumerate(asked.tokens):
-        if not 0 <= token < len(tokenizer):
-            raise field_error(f"tokens.{index}", "not a token of this model")
-    pieces = [
-        tokenizer.special_text(token).encode() or tokenizer.token_bytes[token]
-        for token in asked.tokens
-    ]
-    text = b"".join(pieces).decode(errors="replace")
-    exchange.send_json(200, ENCODE({"prompt": text}))
+    body = exchange.request.body
+    check_json(body)
+
+    def work() -> bytes:
+        asked = decode_body(_DETOKENIZE, body)
+        server.model.resolve(asked.model)
+        tokenizer = server.model.tokenizer
+        for index, token in enumerate(asked.tokens):
+            if not 0 <= token < len(tokenizer):
+                raise field_error(f"tokens.{index}", "not a token of this model")
+        pieces = [
+            tokenizer.special_text(token).encode() or tokenizer.token_bytes[token]
+            for token in asked.tokens
+        ]
+        return ENCODE({"prompt": b"".join(pieces).decode(errors="replace")})
+
+    return _answered(server, exchange, work)

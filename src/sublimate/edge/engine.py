@@ -264,10 +264,23 @@ class EngineLink:
             if event.finished:
                 self._listeners.pop(event.key, None)
                 self._masks.end(event.key)
-            elif event.token_ids:
-                self._masks.advance(event.key, event.token_ids, event.output_tokens)
+            elif event.token_ids and not self._masked(event):
+                self._hand_over_failed(event.key)
+                continue
             if listener is not None:
                 _guarded(listener, lambda to=listener, of=event: to.on_event(of, now))
+
+    def _masked(self, event: _core.StreamEvent) -> bool:
+        """Whether the masks of a request could follow its tokens; if not, it alone fails, and the
+        other events of the poll are delivered all the same."""
+        try:
+            self._masks.advance(event.key, event.token_ids, event.output_tokens)
+        except _core.CoreError:
+            raise
+        except Exception:
+            LOG.exception("a mask could not be made")
+            return False
+        return True
 
     # ---- state ---------------------------------------------------------------------------------
     def stats(self) -> dict[str, int]:

@@ -120,6 +120,7 @@ class MaskKeeper:
             if (held.slot, held.generation) == (slot, generation):
                 self._waiting.remove(held)
                 self._client.discard(slot, generation)
+                self._give_back(held)  # who stands behind it may need fewer slots
                 return held.key
         return 0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -197,7 +197,9 @@ class _Walk:
 def _is_choice(options: Any) -> bool:
     """Whether no value is of two of the options, as far as their types tell."""
     seen: set[str] = set()
-    for option in cast(Iterable[Any], options):
+    if not isinstance(options, list):
+        return False
+    for option in cast(list[Any], options):
         kind = cast(dict[str, Any], option).get("type") if isinstance(option, dict) else None
         if not isinstance(kind, str) or kind in seen:
             return False

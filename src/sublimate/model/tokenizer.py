@@ -193,6 +193,7 @@ class Tokenizer:
         self.eos_id = eos_id
         self.add_bos = add_bos
         self.longest_token_bytes = max(map(len, self.token_bytes), default=1) or 1
+        self._special_texts = {number: text for text, number in self.special.items()}
         longest_first = sorted(self.special, key=len, reverse=True)
         joined = "|".join(re.escape(text) for text in longest_first)
         self.special_pattern = re.compile(f"({joined})") if joined else None
@@ -202,7 +203,7 @@ class Tokenizer:
 
     def special_text(self, token: int) -> str:
         """Text of a control token; empty if it is none."""
-        return next((text for text, number in self.special.items() if number == token), "")
+        return self._special_texts.get(token, "")
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. Never a control id, whatever the text says."""

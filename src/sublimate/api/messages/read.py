@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...config import Profile
-from ...edge.errors import field_error
+from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.fingerprints import MissReason
 from ...edge.generate import choose_profile
 from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
+from ...model.template import TemplateLimitError
 from ...model.turns import Turn, is_continued
 from .edits import AppliedEdit, apply_edits
 from .normalise import Policy, normalise
@@ -103,7 +104,10 @@ def _generation(
     if request.context_management is not None:
 
         def count(turns: Sequence[Turn]) -> int:
-            rendered = server.model.template.render(turns, told, thinking=thinking is not None)
+            try:
+                rendered = server.model.template.render(turns, told, thinking=thinking is not None)
+            except TemplateLimitError:
+                raise ApiError("template_limit") from None
             return len(server.model.conversations.encode(rendered, owner))
 
         edits = request.context_management.edits or []

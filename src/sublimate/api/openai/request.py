@@ -175,6 +175,6 @@ def chosen_tool(
         return known, ""
     if choice.get("type") != "function":
         raise field_error("tool_choice.type", "the choice of a function is the only one offered")
-    if name not in {tool.name for tool in tools}:
+    if not isinstance(name, str) or name not in {tool.name for tool in tools}:
         raise field_error("tool_choice", "no tool of this request has this name")
-    return "tool", str(name)
+    return "tool", name
