@@ -33,6 +33,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers of tests share no data with each other's processes or with the person's own server,
+    and read no keys or settings of that person's. Models may be in the usual cache."""
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        os.environ[name] = str(tmp_path_factory.mktemp(name))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints what tests recorded as properties, such as the checks per 1000 lines."""
     for report in terminalreporter.stats.get("passed", []):

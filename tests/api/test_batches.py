@@ -200,3 +200,23 @@ def test_large_results_are_read_at_the_readers_pace(served: Served) -> None:
     whole = b"".join(pieces)
     assert whole.count(b"\n") == 40 and len(whole) > 100_000
     assert len(lines(served, identifier)) == 40
+
+
+def test_a_folder_in_use_costs_only_batches(tmp_path: Path, served: Served) -> None:
+    served.client.post(PATH, json=requests("one"))
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as second:
+        assert second.client.post("/v1/messages", json=body("hello")).status_code == 200
+        reply = second.client.post(PATH, json=requests("two"))
+        check_error(reply, 503, "Another server uses")
+        served.call(served.server.close)
+        assert second.client.post(PATH, json=requests("two")).status_code == 200
+
+
+def test_a_store_that_cannot_be_opened_lets_go_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "batches").mkdir()
+    (tmp_path / "batches" / "batches.sqlite").write_bytes(b"no database, but long enough" * 99)
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as running:
+        assert running.client.post("/v1/messages", json=body("hello")).status_code == 200
+        assert running.client.get(PATH).status_code >= 500
+        (tmp_path / "batches" / "batches.sqlite").unlink()
+        assert running.client.get(PATH).json()["data"] == []

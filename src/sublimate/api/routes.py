@@ -9,7 +9,7 @@ from ..edge.app import EdgeServer
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
-from .batches.runner import Batches, has_work
+from .batches.runner import resume
 from .messages import handlers as messages
 from .ollama import handlers as ollama
 from .ollama import models as ollama_models
@@ -58,11 +58,4 @@ SHAPES = {
 }
 """How errors look at paths that begin so."""
 
-
-def begin(server: EdgeServer) -> None:
-    """Batches that an earlier process did not finish go on."""
-    if has_work(server):
-        server.part(Batches)
-
-
-ROUTES = Routes(TABLE, SHAPES, begin)
+ROUTES = Routes(TABLE, SHAPES, resume)

@@ -23,6 +23,8 @@ from ..errors import EngineError, PeerError
 NS_PER_S = 1e9
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
+SHOWN_LINES = 20
+"""Of what a server wrote that did not start; the last ones say only that it ended."""
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp."""
 CPU_CLOCK_OF_PROCESS = 2
@@ -89,7 +91,8 @@ class _Ready(msgspec.Struct):
 def own_server(command: Sequence[str], role: str = "server") -> Generator[Server]:
     """A server that prints a JSON line {"event": "ready", "url": ...} when it answers.
 
-    Its standard error goes to a file for as long as it runs. Raises EngineError.
+    Its standard error goes to a file for as long as it runs, and what it keeps to a folder of its
+    own: the machine's own server may run beside it. Raises EngineError.
     """
     with tempfile.TemporaryDirectory(prefix="sublimate-tax-") as folder:
         log = Path(folder) / "log"
@@ -100,6 +103,7 @@ def own_server(command: Sequence[str], role: str = "server") -> Generator[Server
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, "XDG_DATA_HOME": folder},
             ) as process,
         ):
             try:
@@ -124,8 +128,8 @@ def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
                 return said.url
         if time.monotonic() > deadline:
             break
-    text = log.read_text(errors="replace").strip().splitlines()
-    raise EngineError("The server did not start" + (f": {text[-1]}" if text else "."))
+    written = log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]
+    raise EngineError("\n".join(["The server did not start.", *written]))
 
 
 def _family(pid: int, role: str) -> list[Process]:

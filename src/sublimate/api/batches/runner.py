@@ -4,7 +4,7 @@ A request begins only while nothing waits for the engine: alone some at once, be
 one. It is an ordinary request of its owner, under the owner's limits; what the server could not do
 at the moment (429, 503, 529, an engine that was lost) is tried again.
 
-defines: Batches
+defines: Batches, resume
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ BESIDE_LIVE = 1
 LOOK_SECONDS = 0.05
 """Between two looks at whether there is room."""
 EXPIRE_SECONDS = 60.0
+RESUME_SECONDS = 60.0
+"""Between two tries to have the folder."""
 RETRY_SECONDS = 1.0
 RETRIED = frozenset((429, 503, 529))
 LOST = 500
@@ -50,9 +52,16 @@ TRIES_MAX = 5
 OK = 200
 
 
-def has_work(server: EdgeServer) -> bool:
-    """Batches were kept by an earlier process."""
-    return (data_folder(server.settings) / FOLDER / FILE).is_file()
+def resume(server: EdgeServer) -> None:
+    """Go on with the batches that an earlier process kept. A folder that cannot be had now, as
+    another server of this machine has it, is tried again: everything else is served meanwhile."""
+    if server.draining or not (data_folder(server.settings) / FOLDER / FILE).is_file():
+        return
+    try:
+        server.part(Batches)
+    except (ApiError, OSError, sqlite3.Error) as error:
+        LOG.warning("batches wait: %s", error)
+        server.loop.call_later(RESUME_SECONDS, resume, server)
 
 
 class Batches:
@@ -64,7 +73,12 @@ class Batches:
         folder = data_folder(server.settings) / FOLDER
         self._lock = _locked(folder / "lock")
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._store = self._thread.submit(BatchStore, folder / FILE).result()
+        try:
+            self._store = self._thread.submit(BatchStore, folder / FILE).result()
+        except BaseException:
+            self._thread.shutdown()
+            os.close(self._lock)  # else the next try, and every other server, finds it taken
+            raise
         self._running: dict[tuple[str, int], InnerExchange] = {}
         self._taken: set[tuple[str, int]] = set()
         """Read from the file and not finished there."""
