@@ -202,7 +202,7 @@ def test_a_server_of_ones_own(tmp_path: object) -> None:
         assert [process.role for process in server.processes] == ["thing"]
         assert server.cpu_seconds()["thing"] > 0
     assert processes.cpu_seconds(server.pids[0]) == 0
-    with pytest.raises(EngineError, match="did not start.\nwhy not"):
+    with pytest.raises(EngineError, match=r"did not start\.\nwhy not"):
         with processes.own_server(["-c", "import sys; sys.exit('why not')"]):
             pytest.fail("it does not start")
 

@@ -5,7 +5,6 @@ defines: TABLE, SHAPES, ROUTES
 
 from __future__ import annotations
 
-from ..edge.app import EdgeServer
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
