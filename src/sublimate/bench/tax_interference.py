@@ -25,7 +25,9 @@ from .streams import CUT
 from .tax import Note, Workbench, streams_to
 
 LOADS = 5.0
-"""Of the plan's seconds, each load takes so many."""
+"""Of the plan's seconds, each load takes so many; one without any token is tried again, longer."""
+LONGER = 3.0
+TRIES = 4
 READY = 64
 """Requests that are made before a load begins."""
 
@@ -154,18 +156,30 @@ def _load(
     *,
     warm_up: bool = False,
 ) -> Load:
-    plan = bench.plan
-    concurrency = plan.interference_concurrency
+    seconds = 0.0 if warm_up else LOADS * bench.plan.seconds
+    for _ in range(TRIES):
+        load = _load_once(bench, server, peer, bodies, seconds)
+        if load is not None:
+            return load
+        seconds *= LONGER
+    raise EngineError(f"{server.url}: no stream had a token within {seconds / LONGER:.0f} s.")
+
+
+def _load_once(
+    bench: Workbench, server: Server, peer: Peer | None, bodies: Iterator[bytes], seconds: float
+) -> Load | None:
+    """seconds: until the answers are cut; 0: one whole answer of each stream. None if no stream
+    had a token by then."""
+    concurrency = bench.plan.interference_concurrency
     # What is made ahead costs no time below.
-    ready = [next(bodies) for _ in range(concurrency if warm_up else max(READY, concurrency))]
-    source = iter(ready) if warm_up else itertools.chain(ready, bodies)
-    cut_seconds = 0.0 if warm_up else LOADS * plan.seconds
+    ready = [next(bodies) for _ in range(max(READY, concurrency) if seconds else concurrency)]
+    source = itertools.chain(ready, bodies) if seconds else iter(ready)
     api = MESSAGES if peer is None else peer.api
     with streams_to(server.url, api) as (streams, path):
         streams.connect(concurrency)
         before, client = thread_seconds(server.pids), time.process_time()
         begin = time.perf_counter()
-        answers = streams.run(path, source, concurrency, cut_seconds=cut_seconds)
+        answers = streams.run(path, source, concurrency, cut_seconds=seconds)
         wall = time.perf_counter() - begin
         after, client = thread_seconds(server.pids), time.process_time() - client
     return _figures(bench, answers, wall, before, after, client)
@@ -178,7 +192,7 @@ def _figures(
     before: dict[tuple[int, int], float],
     after: dict[tuple[int, int], float],
     client: float,
-) -> Load:
+) -> Load | None:
     """Of the answers of a load, those that were cut at its end included."""
     samples = [read_sample(answer, bench.count) for answer in answers]
     failed = [sample.error for sample in samples if sample.error not in ("", CUT)]
@@ -186,7 +200,7 @@ def _figures(
         raise EngineError(f"An answer failed under load: {failed[0]}.")
     begun = [sample for sample in samples if sample.tokens > 0]
     if not begun:
-        raise EngineError(f"No stream had a token within {wall:.1f} s.")
+        return None
     firsts = [sample.first_token_ms for sample in begun]
     used = [(at - before.get(thread, 0.0)) / wall for thread, at in after.items()]
     return Load(
