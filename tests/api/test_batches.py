@@ -1,5 +1,7 @@
 """Batches over the wire, by the official SDK and by raw requests."""
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,12 @@ import msgspec
 import pytest
 
 from harness import Served, body, serve, wait_until
+from sublimate.api.batches import runner
+from sublimate.api.batches.store import BatchStore
 from sublimate.config import EdgeSettings
-from sublimate.keys import KeyLimits, add_key
+from sublimate.edge.errors import ApiError
+from sublimate.edge.exchange import Exchange
+from sublimate.keys import KeyLimits, add_key, remove_key
 from test_errors import check_error
 
 PATH = "/v1/messages/batches"
@@ -41,6 +47,13 @@ def ended(served: Served, identifier: str, key: str = "") -> dict[str, Any]:
 
     wait_until(lambda: get()["processing_status"] == "ended")
     return get()
+
+
+def is_ended(folder: Path, identifier: str) -> bool:
+    """Read beside a server that may not tell it."""
+    with contextlib.closing(sqlite3.connect(folder / "batches" / "batches.sqlite")) as file:
+        found = file.execute("SELECT ended FROM batches WHERE id = ?", (identifier,)).fetchone()
+    return found[0] is not None
 
 
 def lines(served: Served, identifier: str, key: str = "") -> dict[str, Any]:
@@ -159,6 +172,134 @@ def test_tenants_and_limits_are_those_of_the_key(tmp_path: Path) -> None:
         assert int(reply.headers["anthropic-ratelimit-requests-remaining"]) <= 57
 
 
+def test_a_key_with_one_place_runs_its_batch_without_a_pause(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    alice = add_key(path, "alice", KeyLimits(concurrency=1))
+    bob = add_key(path, "bob", KeyLimits())
+    settings = EdgeSettings(data_dir=str(tmp_path), keys_file=str(path), batch_concurrency=4)
+    with serve(settings=settings, step_delay_us=500) as served:
+        sent = requests(*["say hello"] * 100)
+        first = served.client.post(PATH, json=sent, headers={"x-api-key": alice}).json()["id"]
+        second = served.client.post(PATH, json=sent, headers={"x-api-key": bob}).json()["id"]
+        ended(served, second, bob)
+        ended(served, first, alice)
+        assert len(lines(served, first, alice)) == len(lines(served, second, bob)) == 100
+        assert served.server.metrics.responses["429"] == 0, "none was begun without a place"
+
+
+def test_a_limit_of_requests_a_minute_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key = add_key(path, "alice", KeyLimits(requests_per_minute=40))
+    settings = EdgeSettings(data_dir=str(tmp_path), keys_file=str(path))
+    with serve(settings=settings) as served:
+        sent = requests(*["say hello"] * 41)
+        made = served.client.post(PATH, json=sent, headers={"x-api-key": key})
+        counts = ended(served, made.json()["id"], key)["request_counts"]
+        assert counts["succeeded"] == 41 and served.server.metrics.responses["429"] > 0
+
+
+def test_a_removed_key_ends_its_batches(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key = add_key(path, "alice", KeyLimits())
+    settings = EdgeSettings(data_dir=str(tmp_path), keys_file=str(path), batch_concurrency=2)
+    with serve(settings=settings, step_delay_us=2000) as served:
+        sent = requests(*["count"] * 30, max_tokens=100)
+        headers = {"x-api-key": key}
+        identifier = served.client.post(PATH, json=sent, headers=headers).json()["id"]
+        wait_until(lambda: served.region.stats()["running"] == 2)
+        remove_key(path, "alice")
+        served.call(served.server.reload)
+        check_error(served.client.get(PATH, headers=headers), 401)
+        wait_until(lambda: is_ended(tmp_path, identifier))
+        renewed = add_key(path, "alice", KeyLimits())  # the name is the tenant
+        served.call(served.server.reload)
+        counts = ended(served, identifier, renewed)["request_counts"]
+        assert counts["succeeded"] == 2, "what ran was finished"
+        assert counts["errored"] == 28
+        error = lines(served, identifier, renewed)["r29"]["error"]
+        assert error["error"]["type"] == "authentication_error" and error["request_id"]
+        assert error["error"]["message"].startswith("The API key that sent this batch was removed")
+
+
+def test_a_batch_of_an_open_server_ends_when_keys_are_needed(tmp_path: Path) -> None:
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path)), step_delay_us=2000) as served:
+        sent = requests(*["count"] * 30, max_tokens=1000)
+        identifier = served.client.post(PATH, json=sent).json()["id"]
+    locked = EdgeSettings(data_dir=str(tmp_path), api_keys=("k",))
+    with serve(settings=locked) as served:
+        check_error(served.client.get(f"{PATH}/{identifier}", headers={"x-api-key": "k"}), 404)
+        wait_until(lambda: is_ended(tmp_path, identifier))
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as served:
+        counts = ended(served, identifier)["request_counts"]
+        assert counts["errored"] == 30 and counts["succeeded"] == 0
+
+
+def test_tries_of_a_lost_request_are_counted_whatever_comes_between(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answer(server: Any, exchange: Exchange) -> None:
+        asked.append("overloaded" if len(asked) % 2 else "engine_lost")
+        raise ApiError(asked[-1])
+
+    monkeypatch.setattr(runner, "create_message", answer)
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
+    identifier = served.client.post(PATH, json=requests("say hello")).json()["id"]
+    assert ended(served, identifier)["request_counts"]["errored"] == 1
+    assert asked.count("engine_lost") == runner.TRIES_MAX
+    assert asked.count("overloaded") == runner.TRIES_MAX - 1
+
+
+# ---- the disk ------------------------------------------------------------------------------------
+def test_a_disk_that_fails_is_a_typed_error_and_results_wait_for_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*given: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
+    with monkeypatch.context() as full:
+        full.setattr(BatchStore, "finish", no_room)
+        sent = requests(*["say hello"] * 50)
+        identifier = served.client.post(PATH, json=sent).json()["id"]
+        wait_until(lambda: served.server.metrics.responses["200"] > 8)
+        full.setattr(BatchStore, "create", no_room)
+        check_error(served.client.post(PATH, json=sent), 503, "This server's data folder")
+        reply = served.client.get(f"{PATH}/{identifier}").json()
+        assert reply["request_counts"]["processing"] == 50
+    assert ended(served, identifier)["request_counts"]["succeeded"] == 50
+
+
+def test_a_folder_that_cannot_be_used_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "batches").write_text("a file where the folder should be")
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as served:
+        for _ in range(2):
+            error = check_error(served.client.get(PATH), 503, "This server's data folder")
+            assert error["type"] == "api_error" and "--data-dir" in error["message"]
+        assert served.message().status_code == 200
+        (tmp_path / "batches").unlink()
+        assert served.client.get(PATH).json()["data"] == []
+
+
+def test_whatever_the_file_does_the_worker_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.client.get(PATH)  # the worker is there
+    read, failures = BatchStore.next_jobs, iter((ValueError, sqlite3.DatabaseError, OSError))
+
+    def next_jobs(*given: Any) -> Any:
+        if failure := next(failures, None):
+            raise failure("of no kind that is expected")
+        return read(*given)
+
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(BatchStore, "next_jobs", next_jobs)
+    identifier = served.client.post(PATH, json=requests("say hello")).json()["id"]
+    assert ended(served, identifier)["request_counts"]["succeeded"] == 1
+    assert next(failures, None) is None
+
+
 def test_a_new_server_goes_on_where_the_old_one_stopped(tmp_path: Path) -> None:
     settings = EdgeSettings(data_dir=str(tmp_path), batch_concurrency=2)
     with serve(settings=settings, step_delay_us=2000) as served:
@@ -217,6 +358,6 @@ def test_a_store_that_cannot_be_opened_lets_go_of_its_folder(tmp_path: Path) -> 
     (tmp_path / "batches" / "batches.sqlite").write_bytes(b"no database, but long enough" * 99)
     with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as running:
         assert running.client.post("/v1/messages", json=body("hello")).status_code == 200
-        assert running.client.get(PATH).status_code >= 500
+        check_error(running.client.get(PATH), 503, "This server's data folder")
         (tmp_path / "batches" / "batches.sqlite").unlink()
         assert running.client.get(PATH).json()["data"] == []

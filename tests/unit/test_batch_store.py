@@ -1,12 +1,13 @@
 """The batches' file: who sees what, which request is next, and what a kill leaves."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sublimate.api.batches.store import EXPIRY_SECONDS, KEPT_SECONDS, BatchStore, Job
+from sublimate.api.batches.store import EXPIRY_SECONDS, KEPT_SECONDS, BatchStore, Job, Transaction
 
 ALICE, BOB = b"alice", b"bob"
 NOW = 1_000_000.0
@@ -120,6 +121,31 @@ def test_a_failed_write_leaves_nothing(store: BatchStore) -> None:
         store.create("b1", ALICE, requests(4), NOW)
     batch = store.get("b1", ALICE)
     assert batch and batch.counts == {"waiting": 1}
+
+
+def test_a_commit_that_fails_leaves_no_transaction() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+        db.execute("CREATE TABLE b (a REFERENCES a DEFERRABLE INITIALLY DEFERRED)")
+        with pytest.raises(sqlite3.IntegrityError), Transaction(db):
+            db.execute("INSERT INTO b VALUES (7)")
+        assert not db.in_transaction
+        with Transaction(db):
+            db.execute("INSERT INTO a VALUES (1)")
+        assert db.execute("SELECT * FROM a, b").fetchall() == []
+        assert db.execute("SELECT * FROM a").fetchall() == [(1,)]
+
+
+def test_a_full_disk_ends_what_was_begun_with_its_own_error(tmp_path: Path) -> None:
+    path = tmp_path / "full.sqlite"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("CREATE TABLE a (text BLOB)")
+        db.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(sqlite3.OperationalError, match="full"), Transaction(db):
+            db.execute("INSERT INTO a VALUES (zeroblob(100000))")
+        with Transaction(db):
+            db.execute("INSERT INTO a VALUES (1)")
 
 
 def test_deleted_is_gone_and_its_late_result_dropped(store: BatchStore) -> None:

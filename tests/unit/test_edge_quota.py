@@ -45,6 +45,26 @@ def test_requests_a_minute_refill_evenly() -> None:
     assert refused(quota)[1] == 10
 
 
+def test_of_all_limits_that_are_reached_the_longest_wait_is_told() -> None:
+    clock = Clock()
+    limits = KeyLimits(requests_per_minute=60, input_tokens_per_minute=600, concurrency=1)
+    quota = Quota(limits, clock)
+    assert quota.places() == 1
+    for _ in range(60):
+        quota.admit(10).settle(0, 0)
+    text, seconds = refused(quota, 100)
+    assert "600 input tokens" in text and seconds == 10, "not the 1 s of the requests"
+    clock.seconds += 10
+    lease = quota.admit(100)
+    assert quota.places() == 0
+    text, seconds = refused(quota, 200)
+    assert "600 input tokens" in text and seconds == 20, "not the 1 s of the place"
+    text, _ = refused(quota, 0)
+    assert text.startswith("This key's limit of 1 requests at once")
+    lease.settle(0, 0)
+    assert quota.places() == 1 and Quota(KeyLimits(), clock).places() is None
+
+
 def test_input_is_charged_at_once_and_the_cached_part_given_back() -> None:
     clock = Clock()
     quota = Quota(KeyLimits(input_tokens_per_minute=600), clock)

@@ -106,9 +106,14 @@ class Access:
             return
         exchange.owner = self.owner(request)
 
+    @property
+    def needs_key(self) -> bool:
+        """Else everybody who reaches the server may ask."""
+        return bool(self._unnamed) or self._has_file
+
     def owner(self, request: Request) -> Owner:
         """Of the key that the request carries. Raises ApiError."""
-        if not self._unnamed and not self._has_file:
+        if not self.needs_key:
             return NOBODY
         given = [request.fields.get(b"x-api-key", b"")]
         scheme, _, token = request.fields.get(b"authorization", b"").partition(b" ")
@@ -124,13 +129,12 @@ class Access:
             raise ApiError("unauthenticated")
         return accepted
 
-    def owner_by_key(self, key: bytes) -> Owner:
+    def owner_by_key(self, key: bytes) -> Owner | None:
         """Who was known by Owner.key before, also in an earlier process; for work that outlives
-        its request. A key that is gone leaves its tenant and no limits."""
-        for _, owner in self._owners:
-            if owner.key == key:
-                return owner
-        return Owner(key)
+        its request. None: that key was removed, or now keys are needed and there was none."""
+        if not key and not self.needs_key:
+            return NOBODY
+        return next((owner for _, owner in self._owners if owner.key == key), None)
 
     def tenant(self, key: bytes) -> Tenant:
         """64 bits that stand for the owner in cache keys."""

@@ -119,6 +119,19 @@ TABLE: dict[str, ErrorKind] = {
         "Another server uses this server's data folder. Give each its own with --data-dir.",
         retry=False,
     ),
+    "data_unavailable": ErrorKind(
+        503,
+        "api_error",
+        "This server's data folder cannot be read or written. Make room on its disk and let the "
+        "server write there, or name another with --data-dir.",
+        retry=False,
+    ),
+    "key_removed": ErrorKind(
+        401,
+        "authentication_error",
+        "The API key that sent this batch was removed before this request began.",
+        retry=False,
+    ),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
     "response_not_found": ErrorKind(
         404,

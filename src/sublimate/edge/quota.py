@@ -103,11 +103,17 @@ class Quota:
                 bucket.resize(capacity, now)
         self._buckets = {kind: self._buckets[kind] for kind in KINDS if kind in self._buckets}
 
+    def places(self) -> int | None:
+        """Requests that may begin beside those that run; None: any number."""
+        return max(0, self._concurrency - self._running) if self._concurrency else None
+
     def admit(self, prompt_tokens: int) -> Lease:
-        """Charge a request, or raise ApiError (429) that says which limit and when to come back."""
-        if self._concurrency and self._running >= self._concurrency:
+        """Charge a request, or raise ApiError (429): of the limits that are reached, the one to
+        wait for the longest."""
+        waits: list[tuple[int, ApiError]] = []
+        if self.places() == 0:
             error = ApiError("too_many_at_once", maximum=self._concurrency)
-            raise error.after(BUSY_RETRY_SECONDS)
+            waits.append((BUSY_RETRY_SECONDS, error))
         now = self._clock()
         need = {"requests": 1, "tokens": prompt_tokens, "input-tokens": prompt_tokens}
         for kind, bucket in self._buckets.items():
@@ -121,7 +127,10 @@ class Quota:
                     what=kind.replace("-", " "),
                     seconds=seconds,
                 )
-                raise error.after(seconds)
+                waits.append((seconds, error))
+        if waits:
+            seconds, error = max(waits, key=lambda wait: wait[0])
+            raise error.after(seconds)
         self._charge(1, prompt_tokens, 0, now)
         self._running += 1
         return Lease(self, prompt_tokens)

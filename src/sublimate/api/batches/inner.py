@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...edge.errors import ApiError
 from ...edge.exchange import Exchange, Header, Request
 from ...edge.quota import Owner
 
@@ -24,12 +25,17 @@ class _NoConnection:
 
 
 class InnerExchange(Exchange):
-    """`on_answer` is called once, with status and body; not after `cancel`."""
+    """`on_answer` is called once, with the body and the error that it tells of (None: an answer);
+    not after `cancel`."""
 
-    __slots__ = ("_is_cancelled", "_on_answer")
+    __slots__ = ("_error", "_is_cancelled", "_on_answer")
 
     def __init__(
-        self, path: str, body: bytes, owner: Owner, on_answer: Callable[[int, bytes], None]
+        self,
+        path: str,
+        body: bytes,
+        owner: Owner,
+        on_answer: Callable[[bytes, ApiError | None], None],
     ) -> None:
         request = Request("POST", path.encode(), {b"content-type": CONTENT_TYPE}, True)
         request.body = body
@@ -37,6 +43,7 @@ class InnerExchange(Exchange):
         super().__init__(nowhere, request, False)
         self.owner = owner
         self._is_cancelled = False
+        self._error: ApiError | None = None
         self._on_answer = on_answer
 
     def send(self, status: int, headers: list[Header], body: bytes) -> None:
@@ -48,7 +55,11 @@ class InnerExchange(Exchange):
         self.answered = True
         self.on_gone = None
         if not self._is_cancelled:
-            self._on_answer(status, body)
+            self._on_answer(body, self._error)
+
+    def fail(self, error: ApiError) -> None:
+        self._error = error
+        super().fail(error)
 
     def start_stream(self, headers: list[Header], data: bytes, content_type: str = "") -> bool:
         raise RuntimeError("an inner request asks for a whole answer")

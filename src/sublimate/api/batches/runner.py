@@ -2,7 +2,8 @@
 
 A request begins only while nothing waits for the engine: alone some at once, beside live requests
 one. It is an ordinary request of its owner, under the owner's limits; what the server could not do
-at the moment (429, 503, 529, an engine that was lost) is tried again.
+at the moment (429, 503, 529, an engine that was lost) is tried again. What an owner has no place
+for waits until one is free. A request whose key was removed ends with an error.
 
 defines: Batches, resume
 """
@@ -21,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from ...config import data_folder
-from ...edge.errors import ApiError
+from ...edge.errors import ApiError, envelope
+from ...edge.exchange import new_identifier
 from ..messages.handlers import create_message
 from .inner import InnerExchange
 from .store import BatchStore, Job, State
@@ -45,11 +47,12 @@ EXPIRE_SECONDS = 60.0
 RESUME_SECONDS = 60.0
 """Between two tries to have the folder."""
 RETRY_SECONDS = 1.0
+RETRY_SECONDS_MAX = 60.0
+"""However long a limit says: it may be another one soon."""
 RETRIED = frozenset((429, 503, 529))
-LOST = 500
+LOST = "engine_lost"
 TRIES_MAX = 5
 """Of a request whose engine is lost each time: it may be the reason."""
-OK = 200
 
 
 def resume(server: EdgeServer) -> None:
@@ -59,8 +62,8 @@ def resume(server: EdgeServer) -> None:
         return
     try:
         server.part(Batches)
-    except (ApiError, OSError, sqlite3.Error) as error:
-        LOG.warning("batches wait: %s", error)
+    except ApiError as error:
+        LOG.warning("batches wait: %s", error.text)
         server.loop.call_later(RESUME_SECONDS, resume, server)
 
 
@@ -68,17 +71,20 @@ class Batches:
     """Part of one server. On the event loop's thread, but for what `stored` is given."""
 
     def __init__(self, server: EdgeServer) -> None:
-        """Raises ApiError if another process has the folder."""
+        """Raises ApiError if another process has the folder, or it cannot be used."""
         self._server = server
         folder = data_folder(server.settings) / FOLDER
-        self._lock = _locked(folder / "lock")
+        try:
+            self._lock = _locked(folder / "lock")
+        except OSError as error:
+            raise _unavailable(error) from error
         self._thread = ThreadPoolExecutor(1, "batches")
         try:
             self._store = self._thread.submit(BatchStore, folder / FILE).result()
-        except BaseException:
+        except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
             os.close(self._lock)  # else the next try, and every other server, finds it taken
-            raise
+            raise _unavailable(error) from error
         self._running: dict[tuple[str, int], InnerExchange] = {}
         self._taken: set[tuple[str, int]] = set()
         """Read from the file and not finished there."""
@@ -87,13 +93,20 @@ class Batches:
         self._tries: dict[tuple[str, int], int] = {}
         self._held: dict[bytes, float] = {}
         """Owner -> when its next request may begin."""
+        self._full: set[bytes] = set()
+        """Owners that had no place when one of their requests was to begin."""
+        self._expire_at = 0.0
         self._wake = asyncio.Event()
         self._is_draining = False
         self._task = server.loop.create_task(self._work())
 
     async def stored(self, action: Callable[[BatchStore], Result]) -> Result:
-        """The result of a function of the store, on its thread."""
-        return await self._server.loop.run_in_executor(self._thread, action, self._store)
+        """The result of a function of the store, on its thread. Raises ApiError if the disk does
+        not do its part."""
+        try:
+            return await self._server.loop.run_in_executor(self._thread, action, self._store)
+        except (OSError, sqlite3.Error) as error:
+            raise _unavailable(error) from error
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -104,6 +117,8 @@ class Batches:
         for key in [key for key in self._running if key[0] == batch]:
             self._running.pop(key).cancel()
             self._taken.discard(key)
+        for key in [key for key in self._tries if key[0] == batch]:
+            del self._tries[key]
 
     # ---- part of a server ----------------------------------------------------------------------
     def drain(self) -> None:
@@ -119,26 +134,38 @@ class Batches:
         self._thread.submit(self._store.finish, self._done, time.time())
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
+        if self._flush is not None:
+            self._flush.cancel()
         os.close(self._lock)
 
     # ---- work ----------------------------------------------------------------------------------
     async def _work(self) -> None:
-        expired_seconds = 0.0
         while True:
             try:
-                if time.monotonic() - expired_seconds > EXPIRE_SECONDS or not expired_seconds:
-                    expired_seconds = time.monotonic()
-                    await self.stored(lambda store: store.expire(time.time()))
-                jobs = await self._next_jobs()
-                for job in jobs:
-                    await self._begin_when_quiet(job)
-            except sqlite3.Error:
-                LOG.exception("batches wait: their file cannot be used")
-                jobs = []
-            await self._pause(LOOK_SECONDS if jobs else EXPIRE_SECONDS)
+                seconds = await self._begin_some()
+            except Exception:
+                # Whatever it was, the next look may find it gone; without this task no batch ends.
+                LOG.exception("batches wait")
+                seconds = RETRY_SECONDS
+            await self._pause(seconds)
+
+    async def _begin_some(self) -> float:
+        """Begin what may begin now; seconds until there may be more."""
+        if time.monotonic() >= self._expire_at:
+            self._expire_at = time.monotonic() + EXPIRE_SECONDS
+            await self.stored(lambda store: store.expire(time.time()))
+        jobs = await self._next_jobs()
+        for job in jobs:
+            if not await self._begin_when_quiet(job):
+                break
+        if jobs or self._full:
+            return LOOK_SECONDS
+        held = [until - time.monotonic() for until in self._held.values()]
+        return max(LOOK_SECONDS, min([*held, EXPIRE_SECONDS]))
 
     async def _next_jobs(self) -> list[Job]:
-        taken, held = frozenset(self._taken), self._held_owners()
+        self._full = {owner for owner in self._full if not self._has_place(owner)}
+        taken, held = frozenset(self._taken), [*self._held_owners(), *self._full]
         return await self.stored(lambda store: store.next_jobs(JOBS_AHEAD, taken, held))
 
     async def _pause(self, seconds: float) -> None:
@@ -147,64 +174,89 @@ class Batches:
             await asyncio.wait_for(self._wake.wait(), seconds)
         self._wake.clear()
 
-    async def _begin_when_quiet(self, job: Job) -> None:
-        if job.owner in self._held_owners():
-            return  # read again later
+    async def _begin_when_quiet(self, job: Job) -> bool:
+        """False: it is time to look at the file again."""
         while not self._has_room():
             await self._pause(LOOK_SECONDS)
+            if time.monotonic() >= self._expire_at:
+                return False
+        if job.owner in self._held_owners():
+            return True  # read again later
+        if not self._has_place(job.owner):
+            self._full.add(job.owner)
+            return True
         current = await self.stored(lambda store: store.get(job.batch, job.owner))
         if current is None or current.ended is not None or job.key in self._taken:
-            return  # canceled or deleted since it was read
+            return True  # canceled or deleted since it was read
         self._begin(job)
+        return True
 
     def _held_owners(self) -> list[bytes]:
         now = time.monotonic()
         self._held = {owner: until for owner, until in self._held.items() if until > now}
         return list(self._held)
 
+    def _has_place(self, key: bytes) -> bool:
+        """A request of this owner would not meet the limit of requests at once."""
+        owner = self._server.access.owner_by_key(key)
+        places = owner.quota.places() if owner and owner.quota else None
+        if places is None:
+            return True
+        begun = (exchange for exchange in self._running.values() if exchange.owner.key == key)
+        return sum(exchange.lease is None for exchange in begun) < places
+
     def _has_room(self) -> bool:
         server = self._server
         engine = server.engine
         if engine is None or server.draining or engine.stats()["waiting"]:
             return False
+        if len(self._done) >= server.settings.batch_concurrency:
+            return False  # the disk has to take these first
         live = server.answers_open - len(self._running)
         room = BESIDE_LIVE if live > 0 else server.settings.batch_concurrency
         return len(self._running) < room
 
     def _begin(self, job: Job) -> None:
+        self._taken.add(job.key)
         owner = self._server.access.owner_by_key(job.owner)
+        if owner is None:
+            # Without its key it would run without its limits.
+            self._keep(job, "errored", envelope(ApiError("key_removed"), new_identifier("req")))
+            return
+
         exchange = InnerExchange(
-            PATH, job.params, owner, lambda status, body: self._ended(job, status, body)
+            PATH, job.params, owner, lambda body, error: self._ended(job, body, error)
         )
         exchange.handler = create_message
-        self._taken.add(job.key)
         self._running[job.key] = exchange
         self._server.handle(exchange)
 
-    def _ended(self, job: Job, status: int, body: bytes) -> None:
+    def _ended(self, job: Job, body: bytes, error: ApiError | None) -> None:
         exchange = self._running.pop(job.key, None)
         if exchange is None or self._is_draining:
             return
-        tries = self._tries.pop(job.key, 0) + 1
-        if status in RETRIED or (status == LOST and tries < TRIES_MAX and self._is_lost()):
-            if status == LOST:
-                self._tries[job.key] = tries
-            self._held[job.owner] = time.monotonic() + RETRY_SECONDS
+        if error is not None and self._is_worth_retrying(job, error):
+            seconds = max(RETRY_SECONDS, min(error.retry_after_seconds or 0, RETRY_SECONDS_MAX))
+            self._held[job.owner] = time.monotonic() + seconds
             self._taken.discard(job.key)
-            self._server.loop.call_later(RETRY_SECONDS, self.wake)
+            self.wake()
             return
-        if status == OK:
-            result = b'{"type":"succeeded","message":' + body + b"}"
-            self._done.append((job, "succeeded", result))
-        else:
-            self._done.append((job, "errored", b'{"type":"errored","error":' + body + b"}"))
+        self._tries.pop(job.key, None)
+        self._keep(job, "succeeded" if error is None else "errored", body)
+
+    def _is_worth_retrying(self, job: Job, error: ApiError) -> bool:
+        if error.code != LOST:
+            return error.kind.status in RETRIED
+        tries = self._tries[job.key] = self._tries.get(job.key, 0) + 1
+        return tries < TRIES_MAX
+
+    def _keep(self, job: Job, state: State, body: bytes) -> None:
+        """body: the message or the error."""
+        member = b"message" if state == "succeeded" else b"error"
+        result = b'{"type":"%b","%b":%b}' % (state.encode(), member, body)
+        self._done.append((job, state, result))
         if self._flush is None:
             self._flush = self._server.loop.create_task(self._finish())
-
-    def _is_lost(self) -> bool:
-        """The engine went, so the request may have been innocent."""
-        engine = self._server.engine
-        return engine is None or not engine.is_healthy()
 
     async def _finish(self) -> None:
         """Commit what has ended; all that ends meanwhile goes into the next commit."""
@@ -212,8 +264,11 @@ class Batches:
             done, self._done = self._done, []
             try:
                 await self.stored(lambda store, of=done: store.finish(of, time.time()))
-            except sqlite3.Error:
-                LOG.exception("results cannot be kept; their requests will run again")
+            except Exception:
+                LOG.exception("%d results wait for the disk", len(done))
+                self._done = done + self._done
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
             self._taken.difference_update(job.key for job, _, _ in done)
         self._flush = None
         self.wake()
@@ -229,3 +284,9 @@ def _locked(path: os.PathLike[str]) -> int:
         os.close(lock)
         raise ApiError("data_in_use") from None
     return lock
+
+
+def _unavailable(error: Exception) -> ApiError:
+    """What a client is told; the log is told why."""
+    LOG.error("the data folder cannot be used: %s", error)
+    return ApiError("data_unavailable")

@@ -4,7 +4,7 @@ either has its one result there or runs again.
 A request is `waiting` until it has a result; that it runs is known to the runner alone. Every
 statement names the owner, so that a batch of another one is not there.
 
-defines: Job, Batch, Result, BatchStore
+defines: Job, Batch, Result, BatchStore, Transaction
 """
 
 from __future__ import annotations
@@ -223,12 +223,13 @@ class BatchStore:
             (now, identifier, identifier),
         )
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    def _transaction(self) -> Transaction:
+        return Transaction(self._db)
 
 
-class _Transaction:
-    """All of a with block, or nothing of it."""
+class Transaction:
+    """All of a with block, or nothing of it; no transaction is open behind it, even if it could
+    not be committed."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -237,4 +238,10 @@ class _Transaction:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            # A full disk ends some transactions by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
