@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublimate import _core
+from sublimate.api.messages.answers import usage
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
 from sublimate.edge.app import _policy_digest
@@ -19,7 +20,6 @@ from sublimate.edge.generate import choose_profile
 from sublimate.edge.limits import HttpLimits, limits_from_environment
 from sublimate.edge.metrics import histogram_family
 from sublimate.edge.routes import Routes
-from sublimate.edge.stream import usage
 from sublimate.errors import ConfigError
 
 

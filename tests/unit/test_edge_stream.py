@@ -6,12 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from sublimate.api.messages.answers import StreamedMessage
 from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.generation import Generation, Prompt
 from sublimate.edge.metrics import Metrics
 from sublimate.edge.sampling import SamplingFields, check_sampling
-from sublimate.edge.stream import Answer, StreamedAnswer
+from sublimate.edge.stream import Answer
 from sublimate.edge.timing import Timing
 from sublimate.model.turns import said
 
@@ -59,14 +60,14 @@ class Event:
         self.data, self.admitted = data, admitted
 
 
-def answer_of(wire: Wire, ended: list[Answer]) -> StreamedAnswer:
+def answer_of(wire: Wire, ended: list[Answer]) -> StreamedMessage:
     sampling = check_sampling(
         SamplingFields(max_tokens=9), vocabulary=9, stop_ids_max=1, bias_max=1
     )
     generation = Generation(
         model_name="tiny", turns=(said("user", "a"),), sampling=sampling, profile="low-latency"
     )
-    return StreamedAnswer(
+    return StreamedMessage(
         cast(Exchange, wire),
         Metrics("tiny"),
         Timing(0.0),

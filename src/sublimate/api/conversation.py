@@ -3,7 +3,8 @@
 What the Messages API and another surface say of the same conversation gives the same turns, so the
 prompt, its tokens and what the prefix cache knows of it are the same.
 
-defines: Conversation, make_tool, check_tools, checked, renamed, thinking_budget, EFFORTS
+defines: Conversation, make_tool, check_tools, checked, renamed, thinking_budget,
+         within_answer, EFFORTS
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ..edge.errors import ApiError, field_error
-from ..edge.generation import ThinkingBudget
+from ..edge.generation import UNLIMITED, ThinkingBudget
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, append_turn
-from .messages.read import EFFORT_TOKENS, RESERVE_SHARE, RESERVE_TOKENS_MIN
 
 Value = TypeVar("Value")
 
@@ -140,8 +140,14 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
 
 
 # ---- thinking ------------------------------------------------------------------------------------
-EFFORTS = {"minimal": 512, **EFFORT_TOKENS}
+EFFORTS = {
+    **{"minimal": 512, "low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
+    "max": UNLIMITED,
+}
 """Tokens of thinking; "none" is off."""
+RESERVE_SHARE = 4
+RESERVE_TOKENS_MIN = 64
+"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
 
 
 def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:
@@ -150,6 +156,10 @@ def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingB
         return None
     if effort not in EFFORTS:
         raise field_error(path, f"expected one of none, {', '.join(EFFORTS)}")
-    reserve = max(max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN)
-    tokens = min(EFFORTS[effort], max_tokens - reserve)
-    return ThinkingBudget(tokens) if tokens > 0 else None
+    return within_answer(EFFORTS[effort], max_tokens)
+
+
+def within_answer(tokens: int, max_tokens: int, *, is_shown: bool = True) -> ThinkingBudget | None:
+    """As much of `tokens` as leaves the answer its reserve; None: nothing is left to think with."""
+    tokens = min(tokens, max_tokens - max(max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN))
+    return ThinkingBudget(tokens, is_shown) if tokens > 0 else None

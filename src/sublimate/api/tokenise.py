@@ -21,8 +21,8 @@ from ..edge.generate import prepared
 from ..edge.generation import Prompt
 from ..edge.guard import check_json
 from ..model.tokenizer import Tokenizer
+from .decode import decode_body
 from .messages.read import read_count
-from .messages.schema import decode_body
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer

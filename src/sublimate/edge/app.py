@@ -27,7 +27,6 @@ from .access import Access
 from .engine import EngineLink
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange
-from .fingerprints import Fingerprints
 from .http import HttpConnection
 from .limits import HttpLimits
 from .log import log_body, log_exchange
@@ -86,7 +85,6 @@ class EdgeServer:
         self.version = package_version()
         self.policy_digest = _policy_digest(settings)
         self.engine: EngineLink | None = None
-        self.fingerprints = Fingerprints()
         self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
         """Of thinking blocks; a server knows its own until it restarts."""
         self.draining = False

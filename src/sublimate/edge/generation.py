@@ -5,7 +5,7 @@ returns a Generation, the two makers of answers write what comes back in that AP
 `generate` (generate.py) does everything between. In `read`, which may run on a worker thread:
 
 - turns: model/turns.py. A last assistant turn is continued; results are `tool` turns in the order
-  of their calls (`paired_results` makes them so).
+  of their calls (api/conversation.py makes them so).
 - sampling: give the body's struct the fields of SamplingFields by inheritance, or make one, and
   call `server.checked_sampling`. Without a limit of its own a body has max_tokens UNLIMITED.
 - profile: `choose_profile`, from the name in the body, if any.

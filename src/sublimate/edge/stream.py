@@ -1,22 +1,18 @@
-"""The answer to one message request, fed by the engine's events: as a stream or collected.
+"""The answer to one request, fed by the engine's events. Each surface shows it in its own way.
 
 An answer owns the request from submission to its one terminal event. Its client may go first: then
 the request is cancelled, and what still comes is dropped.
 
-defines: Answer, StreamedAnswer, CollectedAnswer
+defines: Answer, COMPLETE
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
 
 from .. import _core
 from . import limits
-from .blocks import fold_pieces
 from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
@@ -25,14 +21,11 @@ from .metrics import Metrics
 from .timing import NS_PER_SECOND, Timing
 
 LOG = logging.getLogger("sublimate.edge")
-ENCODE = msgspec.json.Encoder().encode
-
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 COMPLETE = frozenset(("end_turn", "max_tokens", "stop_sequence", "tool_use"))
 
 
 class Answer:
-    """What both kinds share: life, pacing, numbers."""
+    """What all kinds share: life, pacing, numbers."""
 
     format = ""
 
@@ -161,111 +154,3 @@ class Answer:
 
     def tick(self, now_seconds: float) -> None:
         """Once a second."""
-
-
-class StreamedAnswer(Answer):
-    """Server-sent events. Frames come ready from the core, which writes them to the socket itself
-    as long as it takes them at once; pings are made here."""
-
-    format = "sse"
-
-    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
-        if data := self._shown(event):
-            self._write(data, now_seconds)
-
-    def _shown(self, event: _core.StreamEvent) -> bytes:
-        """Frames of an event as they go out."""
-        return event.data
-
-    def _write(self, data: bytes, now_seconds: float) -> None:
-        """With the head of the answer before the first bytes: these come at admission, or as a
-        ping in a long queue."""
-        exchange = self.exchange
-        if exchange.streaming:
-            is_sent = exchange.write(data)
-        else:
-            is_sent = exchange.start_stream(self._headers(), data)
-        self._last_seconds = now_seconds
-        # From the first token on: that one is to be seen here.
-        if is_sent and self.output_tokens and self._engine and self._ticket:
-            self._engine.lend_socket(self._ticket, exchange.descriptor())
-
-    def _finished(self, event: _core.StreamEvent) -> None:
-        exchange = self.exchange
-        if event.stop_reason in COMPLETE:
-            if not exchange.streaming:
-                exchange.start_stream(self._headers(), b"")
-            exchange.finish(self._shown(event))
-        else:
-            if data := self._shown(event):
-                self._write(data, self._last_seconds)
-            exchange.fail(self._refusal(event))
-
-    def tick(self, now_seconds: float) -> None:
-        if self._ended or self._engine is None or self._ticket is None:
-            return
-        _, sent_seconds = self._engine.progress(self._ticket)
-        if now_seconds - max(self._last_seconds, sent_seconds) < self._ping_seconds:
-            return
-        self._engine.unlend_socket(self._ticket)
-        self._write(self.exchange.framed(PING), now_seconds)
-        self._metrics.pings += 1
-
-
-class CollectedAnswer(Answer):
-    """One JSON message at the end."""
-
-    format = "text"
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._admission_headers: list[Header] | None = None
-
-    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
-        if event.admitted:
-            self._admission_headers = self._headers()
-
-    def _finished(self, event: _core.StreamEvent) -> None:
-        if event.stop_reason not in COMPLETE:
-            self.exchange.fail(self._refusal(event))
-            return
-        headers = self._admission_headers
-        if headers is None:
-            headers = self._headers()
-        self.exchange.send_json(200, ENCODE(self._message(event)), headers)
-
-    def _message(self, event: _core.StreamEvent) -> dict[str, Any]:
-        content = fold_pieces(event.pieces)
-        if event.text:
-            content = [{"type": "text", "text": event.text}]
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.generation.model_name,
-            "content": content,
-            "stop_reason": event.stop_reason,
-            "stop_sequence": event.stop_sequence,
-            "stop_details": None,
-            "container": None,
-            "diagnostics": None,
-            "usage": self._usage(event),
-        }
-
-    def _usage(self, event: _core.StreamEvent) -> dict[str, Any]:
-        counted = usage(self.prompt_tokens, self.cached_tokens, event.output_tokens)
-        if self.has_blocks:
-            counted["output_tokens_details"] = {"thinking_tokens": event.thinking_tokens}
-        return counted
-
-
-def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """Integers that add up: input + cache_read + cache_creation = prompt."""
-    return {
-        "input_tokens": prompt_tokens - cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached_tokens,
-        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-        "output_tokens": output_tokens,
-        "service_tier": "standard",
-    }

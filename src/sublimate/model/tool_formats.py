@@ -114,8 +114,6 @@ class ToolFormat:
     """Between the text of an answer and its first call."""
     parallel = True
     """The model was taught several calls in one answer."""
-    call_id_characters = 0
-    """The template insists on ids of so many letters and digits; 0: on nothing."""
 
     def __init_subclass__(cls) -> None:
         if not cls.openings or any(text != text.strip() for text in (*cls.openings, cls.closing)):
@@ -230,7 +228,6 @@ class MistralArray(ToolFormat):
     closing = ""
     before_calls, between_calls, after_calls = "[TOOL_CALLS][", ", ", "]"
     text_separator = ""
-    call_id_characters = 9
 
     def is_of(self, template: str, special: Collection[str]) -> bool:
         return "[TOOL_CALLS]" in template or (not template and "[TOOL_CALLS]" in special)
@@ -254,7 +251,6 @@ class MistralNamed(ToolFormat):
     name_end = "[ARGS]"
     id_opening = "[CALL_ID]"
     between_calls = text_separator = ""
-    call_id_characters = 9
 
     def is_of(self, template: str, special: Collection[str]) -> bool:
         known = template or special

@@ -18,7 +18,7 @@ from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.guard import check_json
 from ..body import send_body
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from ..pages import page_of
 from .runner import Batches
 from .store import WAITING, Batch, BatchStore

@@ -1,7 +1,7 @@
-"""Answers of the Messages API, with what only it tells: where a prompt left the cached one, and
-that the context's end was met.
+"""Answers of the Messages API, as a stream or whole, with what only it tells: where a prompt left
+the cached one, what was cleared of it, and that the context's end was met.
 
-defines: StreamedMessage, CollectedMessage
+defines: StreamedMessage, CollectedMessage, usage
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 
 from ... import _core
-from ...edge.exchange import Exchange
-from ...edge.stream import CollectedAnswer, StreamedAnswer
+from ...edge.blocks import fold_pieces
+from ...edge.exchange import Exchange, Header
+from ...edge.stream import COMPLETE, Answer
 from .read import MessagesGeneration
 
 WINDOW_EXCEEDED = "model_context_window_exceeded"
 NO_DIAGNOSTICS = b'"diagnostics":null'
 MAX_TOKENS = b'"stop_reason":"max_tokens"'
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+ENCODE = msgspec.json.Encoder().encode
 SLACK_TOKENS = 2 * _core.LIMITS["PAGE_TOKENS"]
 """The last page of a prompt is seldom whole, and the next turn begins elsewhere in it."""
 
@@ -58,10 +61,18 @@ def amended(exchange: Exchange, data: bytes, old: bytes, new: bytes) -> bytes:
     return exchange.framed(frames[:-2].replace(old, new, 1))
 
 
-class StreamedMessage(StreamedAnswer):
-    """As frames of the text path."""
+class StreamedMessage(Answer):
+    """Server-sent events. Frames come ready from the core, which writes them to the socket itself
+    as long as it takes them at once; pings are made here."""
+
+    format = "sse"
+
+    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        if data := self._shown(event):
+            self._write(data, now_seconds)
 
     def _shown(self, event: _core.StreamEvent) -> bytes:
+        """Frames of an event as they go out."""
         data, generation = event.data, self.generation
         if not data or not isinstance(generation, MessagesGeneration):
             return data
@@ -76,12 +87,80 @@ class StreamedMessage(StreamedAnswer):
             data = amended(self.exchange, data, MAX_TOKENS, told)
         return data
 
+    def _write(self, data: bytes, now_seconds: float) -> None:
+        """With the head of the answer before the first bytes: these come at admission, or as a
+        ping in a long queue."""
+        exchange = self.exchange
+        if exchange.streaming:
+            is_sent = exchange.write(data)
+        else:
+            is_sent = exchange.start_stream(self._headers(), data)
+        self._last_seconds = now_seconds
+        # From the first token on: that one is to be seen here.
+        if is_sent and self.output_tokens and self._engine and self._ticket:
+            self._engine.lend_socket(self._ticket, exchange.descriptor())
 
-class CollectedMessage(CollectedAnswer):
-    """As one JSON body."""
+    def _finished(self, event: _core.StreamEvent) -> None:
+        exchange = self.exchange
+        if event.stop_reason in COMPLETE:
+            if not exchange.streaming:
+                exchange.start_stream(self._headers(), b"")
+            exchange.finish(self._shown(event))
+        else:
+            if data := self._shown(event):
+                self._write(data, self._last_seconds)
+            exchange.fail(self._refusal(event))
+
+    def tick(self, now_seconds: float) -> None:
+        if self._ended or self._engine is None or self._ticket is None:
+            return
+        _, sent_seconds = self._engine.progress(self._ticket)
+        if now_seconds - max(self._last_seconds, sent_seconds) < self._ping_seconds:
+            return
+        self._engine.unlend_socket(self._ticket)
+        self._write(self.exchange.framed(PING), now_seconds)
+        self._metrics.pings += 1
+
+
+class CollectedMessage(Answer):
+    """One JSON message at the end."""
+
+    format = "text"
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._admission_headers: list[Header] | None = None
+
+    def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
+        if event.admitted:
+            self._admission_headers = self._headers()
+
+    def _finished(self, event: _core.StreamEvent) -> None:
+        if event.stop_reason not in COMPLETE:
+            self.exchange.fail(self._refusal(event))
+            return
+        headers = self._admission_headers
+        if headers is None:
+            headers = self._headers()
+        self.exchange.send_json(200, ENCODE(self._message(event)), headers)
 
     def _message(self, event: _core.StreamEvent) -> dict[str, Any]:
-        message = super()._message(event)
+        content = fold_pieces(event.pieces)
+        if event.text:
+            content = [{"type": "text", "text": event.text}]
+        message: dict[str, Any] = {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.generation.model_name,
+            "content": content,
+            "stop_reason": event.stop_reason,
+            "stop_sequence": event.stop_sequence,
+            "stop_details": None,
+            "container": None,
+            "diagnostics": None,
+            "usage": self._usage(event),
+        }
         generation = self.generation
         if isinstance(generation, MessagesGeneration):
             message["stop_reason"] = stop_reason(generation, event)
@@ -90,3 +169,21 @@ class CollectedMessage(CollectedAnswer):
                 edits = {"applied_edits": generation.applied_edits}
                 message["context_management"] = edits
         return message
+
+    def _usage(self, event: _core.StreamEvent) -> dict[str, Any]:
+        counted = usage(self.prompt_tokens, self.cached_tokens, event.output_tokens)
+        if self.has_blocks:
+            counted["output_tokens_details"] = {"thinking_tokens": event.thinking_tokens}
+        return counted
+
+
+def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """Integers that add up: input + cache_read + cache_creation = prompt."""
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": output_tokens,
+        "service_tier": "standard",
+    }

@@ -3,7 +3,7 @@
 An unknown type of a block or a source is a 400 that names its path. What is known and cannot be
 served has a struct too, so that normalise.py can say why.
 
-defines: every block and source below; SystemBlock, InputBlock, ResultBlock
+defines: every block and source below; InputBlock, ResultBlock
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ import msgspec
 from ... import _core
 from ...edge import limits
 from ...edge.exchange import Exchange
-from ...edge.fingerprints import fingerprint
 from ...edge.generate import generate, prepared
 from ...edge.generation import Prompt, Surface
 from .answers import CollectedMessage, StreamedMessage
+from .fingerprints import fingerprint, fingerprints_of
 from .read import MessagesGeneration, read_count, read_message
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def _begun(server: EdgeServer, answer: Answer) -> None:
     generation = answer.generation
     if isinstance(generation, MessagesGeneration) and generation.wants_diagnostics:
         entry = fingerprint(generation, answer.prompt_tokens)
-        server.fingerprints.remember(answer.exchange.tenant_key, answer.message_id, entry)
+        known = fingerprints_of(server)
+        known.remember(answer.exchange.tenant_key, answer.message_id, entry)
 
 
 MESSAGES = Surface(

@@ -13,13 +13,14 @@ import msgspec
 from ...config import Profile
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
-from ...edge.fingerprints import MissReason
 from ...edge.generate import choose_profile
 from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
 from ...model.template import TemplateLimitError
 from ...model.turns import Turn, is_continued
+from ..conversation import EFFORTS, within_answer
 from .edits import AppliedEdit, apply_edits
+from .fingerprints import MissReason, fingerprints_of
 from .normalise import Policy, normalise
 from .schema import MessagesRequest, ThinkingParam, check_offered, decode_request
 from .tools import read_tools
@@ -30,14 +31,7 @@ if TYPE_CHECKING:
 THINKING_TOKENS_MIN = 1024
 """Least budget that the API takes."""
 FIRST_VERSION = "2023-06-01"
-RESERVE_SHARE = 4
-RESERVE_TOKENS_MIN = 64
-"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
 DEFAULT_EFFORT = "high"
-EFFORT_TOKENS = {
-    **{"low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
-    "max": UNLIMITED,
-}
 
 
 class MessagesGeneration(Generation, frozen=True, kw_only=True):
@@ -65,7 +59,7 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
     generation = _generation(server, request, request, profile, owner)
     changes: dict[str, Any] = {"names_window": _names_window(server, exchange)}
     if previous := generation.previous_message_id:
-        found = server.fingerprints.compare(owner, previous, generation)
+        found = fingerprints_of(server).compare(owner, previous, generation)
         changes["miss_reason"], changes["previous_tokens"] = found
     return msgspec.structs.replace(generation, **changes)
 
@@ -166,7 +160,7 @@ def _thinking(
     if param.type == "disabled" or (param.type == "between_tools" and not _is_between(turns)):
         return None
     effort = (request.output_config and request.output_config.effort) or DEFAULT_EFFORT
-    budget = EFFORT_TOKENS[effort]
+    budget = EFFORTS[effort]
     if param.type == "enabled":
         if param.budget_tokens is None:
             raise field_error("thinking.budget_tokens", "field required")
@@ -174,9 +168,7 @@ def _thinking(
             reason = f"expected an integer of at least {THINKING_TOKENS_MIN}"
             raise field_error("thinking.budget_tokens", reason)
         budget = param.budget_tokens
-    reserve = max(sampling.max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN)
-    tokens = min(budget, sampling.max_tokens - reserve)
-    return ThinkingBudget(tokens, param.display != "omitted") if tokens > 0 else None
+    return within_answer(budget, sampling.max_tokens, is_shown=param.display != "omitted")
 
 
 def _is_between(turns: Sequence[Turn]) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.guard import check_json
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from .request import TAG, model_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ...edge.generation import UNLIMITED, Generation
 from ...edge.sampling import Sampling, SamplingFields
 from ...model.turns import Role, Turn
 from ..conversation import Conversation, check_tools, checked, make_tool, thinking_budget
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from ..openai.chat import logprobs_of
 from ..openai.request import ANY_OBJECT, Function
 from ..openai.scores import Vocabulary

@@ -17,7 +17,7 @@ from ...edge.generation import Generation
 from ...model.tool_formats import Tool
 from ...model.turns import Role
 from ..conversation import Conversation, check_tools, make_tool, thinking_budget
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from .request import (
     Function,
     JsonSchema,

@@ -19,7 +19,7 @@ from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
 from ...edge.stream import Answer
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from .chat_frames import DONE, FINISH, usage
 from .errors import OPENAI_ERRORS
 from .request import StopFields, check_not_offered, check_one, checked_sampling

@@ -12,10 +12,11 @@ import msgspec
 
 from ...edge.errors import field_error
 from ...edge.generation import UNLIMITED, ToolChoice
-from ...edge.sampling import Sampling, SamplingFields
+from ...edge.sampling import Sampling
 from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR
 from ..conversation import checked
+from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -24,34 +25,11 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 CHOICES: dict[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "any"}
 
 
-class SharedFields(SamplingFields, kw_only=True):
-    """Of a request for an answer. Any: it only matters whether it is there."""
+class SharedFields(OtherFields, kw_only=True):
+    """Of a request for an answer."""
 
     model: str
     stream: bool | None = None
-    # Extensions of this server.
-    execution_profile: str | None = None
-    # Fields of OpenAI and of other local servers that would change the answer, and are not offered.
-    use_beam_search: Any = None
-    prompt_logprobs: Any = None
-    prompt_embeds: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    grammar: Any = None
-
-
-NOT_OFFERED = (
-    *("use_beam_search", "prompt_logprobs", "prompt_embeds", "allowed_token_ids", "bad_words"),
-    *("chat_template", "chat_template_kwargs", "structured_outputs", "guided_json"),
-    *("guided_regex", "guided_choice", "guided_grammar", "grammar"),
-)
 
 
 class StreamOptions(msgspec.Struct):
@@ -68,9 +46,7 @@ class StopFields(SharedFields, kw_only=True):
 
 def check_not_offered(request: SharedFields, *more: str) -> None:
     """Raises ApiError for the first field that asks for something this server cannot do."""
-    for name in (*NOT_OFFERED, *more):
-        if getattr(request, name) not in (None, False):
-            raise field_error(name, "not offered by this server")
+    check_absent(request, (*OTHERS_NOT_OFFERED, *more))
 
 
 def check_one(name: str, value: int | None) -> None:

@@ -16,7 +16,7 @@ from ...edge.generation import Generation
 from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR, Role, Turn, said
 from ..conversation import Conversation, check_tools, make_tool, thinking_budget
-from ..messages.schema import decode_body
+from ..decode import decode_body
 from .chat import logprobs_of
 from .request import (
     JsonSchema,

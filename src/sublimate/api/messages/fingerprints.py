@@ -1,6 +1,6 @@
 """What the prompts of recent messages were, as digests: enough to say where a later one diverged.
 
-defines: Fingerprint, fingerprint, Fingerprints
+defines: Fingerprint, fingerprint, Fingerprints, fingerprints_of
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from .generation import Generation
+from ...edge.generation import Generation
+
+if TYPE_CHECKING:
+    from ...edge.app import EdgeServer
 
 MESSAGES_MAX = 4096
 """Remembered; the least recent goes first. Some 500 bytes each."""
@@ -97,3 +101,11 @@ class Fingerprints:
         if before.messages != _digest(blocks[: before.blocks]):
             return "messages_changed", before.tokens
         return "", before.tokens
+
+
+_FINGERPRINTS: WeakKeyDictionary[EdgeServer, Fingerprints] = WeakKeyDictionary()
+
+
+def fingerprints_of(server: EdgeServer) -> Fingerprints:
+    """Those of a server's messages."""
+    return _FINGERPRINTS.setdefault(server, Fingerprints())
