@@ -191,6 +191,18 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=BATCH_CONCURRENCY_MAX, description="Requests of batches at once."),
     ] = 8
+    file_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Largest uploaded file; also bounded by that of a request's body.",
+            extra={"size": True},
+        ),
+    ] = 32 << 20
+    files_bytes_max: Annotated[
+        int,
+        Meta(ge=0, description="All uploaded files of one key.", extra={"size": True}),
+    ] = 1 << 30
     drain_seconds: Annotated[
         float,
         Meta(ge=0, le=DRAIN_SECONDS_MAX, description="Time that streams have at shutdown."),

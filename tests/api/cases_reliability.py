@@ -241,7 +241,8 @@ def names_are_looked_up_and_join_no_path(served: Served) -> None:
 @case("R090", "R150")
 def no_uploads_and_no_tensors(served: Served) -> None:
     files = {"file": ("../../x", b"data")}
-    check_error(served.client.post("/v1/files", files=files), 404)
+    check_error(served.client.post("/v1/files", files=files), 400)
+    assert served.client.get("/v1/files").json()["data"] == []
     check_error(served.client.post("/v1/messages", files=files), 400)
     refuse(served, "prompt_embeds", prompt_embeds=[[-1, 2]])
 

@@ -229,10 +229,11 @@ def test_documents_and_search_results_are_text() -> None:
     for source, reason in (
         ({"type": "base64", "media_type": "application/pdf", "data": "x"}, "documents as text"),
         ({"type": "url", "url": "http://x"}, "fetches no URLs"),
-        ({"type": "file", "file_id": "x"}, "keeps no files"),
     ):
         shown = refusal(user([block("a"), {"type": "document", "source": source}]))
         assert shown.startswith("messages.0.content.1.source.type: ") and reason in shown
+    named = refusal(user([{"type": "document", "source": {"type": "file", "file_id": "x"}}]))
+    assert named == "messages.0.content.0.source.file_id: there are no files here"
     empty = refusal(user([{"type": "document", "source": {**plain, "data": ""}}]))
     assert empty == "messages.0.content.0.source: must not be empty"
 

@@ -158,6 +158,7 @@ PATHS: dict[str, tuple[str, str, str]] = {
     "/metrics": ("get", "Numbers for Prometheus.", ""),
 }
 BATCHES = "/v1/messages/batches"
+FILES = "/v1/files"
 WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
     (BATCHES, "post", "Create a batch of messages (requests: custom_id, params)."),
     (BATCHES, "get", "List batches (after_id, before_id, limit)."),
@@ -165,6 +166,11 @@ WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
     (BATCHES + "/{id}", "delete", "Forget a batch that has ended."),
     (BATCHES + "/{id}/cancel", "post", "End a batch."),
     (BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
+    (FILES, "post", "Keep a file (multipart/form-data with a part `file`)."),
+    (FILES, "get", "List files (after_id, before_id, limit, page, ids)."),
+    (FILES + "/{id}", "get", "What is known of a file."),
+    (FILES + "/{id}", "delete", "Remove a file."),
+    (FILES + "/{id}/content", "get", "The bytes of a file."),
     ("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
     ("/tokenize", "post", "Ids of a text or a conversation, as in vLLM."),
     ("/detokenize", "post", "Text of ids, as in vLLM."),

@@ -1,20 +1,27 @@
 """The paths of all surfaces.
 
-defines: TABLE, SHAPES, ROUTES
+defines: TABLE, SHAPES, begin, ROUTES
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import resume
+from .files import handlers as files
+from .files import upload
 from .messages import handlers as messages
 from .ollama import handlers as ollama
 from .ollama import models as ollama_models
 from .ollama.errors import OLLAMA_ERRORS
 from .openai import handlers as openai
 from .openai.errors import OPENAI_ERRORS
+
+if TYPE_CHECKING:
+    from ..edge.app import EdgeServer
 
 TABLE: dict[str, Methods] = {
     "/v1/messages": {"POST": messages.create_message},
@@ -27,6 +34,9 @@ TABLE: dict[str, Methods] = {
     "/v1/messages/batches/{id}": {"GET": batches.retrieve, "DELETE": batches.delete},
     "/v1/messages/batches/{id}/cancel": {"POST": batches.cancel},
     "/v1/messages/batches/{id}/results": {"GET": batches.results},
+    "/v1/files": {"POST": files.create, "GET": files.list_files},
+    "/v1/files/{id}": {"GET": files.retrieve, "DELETE": files.delete},
+    "/v1/files/{id}/content": {"GET": files.content},
     "/tokenize": {"POST": tokenise.tokenize},
     "/detokenize": {"POST": tokenise.detokenize},
     "/v1/models": {"GET": models.list_models},
@@ -57,4 +67,11 @@ SHAPES = {
 }
 """How errors look at paths that begin so."""
 
-ROUTES = Routes(TABLE, SHAPES, resume)
+
+def begin(server: EdgeServer) -> None:
+    """Go on with what an earlier process kept."""
+    upload.begin(server)
+    resume(server)
+
+
+ROUTES = Routes(TABLE, SHAPES, begin, {files.create: upload.Upload})

@@ -168,6 +168,8 @@ class EdgeServer:
             self.access.check(exchange)
             if exchange.request.method != "OPTIONS":
                 exchange.handler = self.routes.find(exchange.request)
+                if (make_sink := self.routes.sinks.get(exchange.handler)) is not None:
+                    exchange.sink = make_sink(self, exchange)
         except ApiError as error:
             return error
         return None

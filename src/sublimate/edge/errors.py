@@ -113,6 +113,20 @@ TABLE: dict[str, ErrorKind] = {
     "batch_runs": ErrorKind(
         400, INVALID, "This batch has not ended yet. Cancel it first, or ask again later."
     ),
+    "unknown_file": ErrorKind(404, NOT_FOUND, "There is no file with this id."),
+    "file_too_large": ErrorKind(
+        413,
+        "request_too_large",
+        "A file may have {maximum} bytes at most (--file-bytes-max). Send it in parts.",
+    ),
+    "files_too_large": ErrorKind(
+        413,
+        "request_too_large",
+        "All your files may have {maximum} bytes at most (--files-bytes-max). Delete some first.",
+    ),
+    "too_many_files": ErrorKind(
+        400, INVALID, "There may be {maximum} files at most. Delete some first."
+    ),
     "data_in_use": ErrorKind(
         503,
         "api_error",

@@ -1,6 +1,6 @@
 """One request with its answer. Handlers write here; the connection decides what follows.
 
-defines: Request, Exchange
+defines: Request, BodySink, Exchange
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 from .coding import accepts_gzip, compress, pays
@@ -81,6 +81,18 @@ class Request:
         return self.fields.get(name, b"").decode("latin-1")
 
 
+class BodySink(Protocol):
+    """Where the body of a request goes while it arrives, if not into memory."""
+
+    def feed(self, data: bytes) -> bool:
+        """More of it, decoded. False: the connection is not read until `resume_body` is called."""
+        ...
+
+    def close(self) -> None:
+        """The exchange has ended. Idempotent."""
+        ...
+
+
 class Exchange:
     """One request and the writer of its answer. On the event loop's thread only."""
 
@@ -97,6 +109,7 @@ class Exchange:
         "refusal",
         "request",
         "request_id",
+        "sink",
         "standing_headers",
         "started_seconds",
         "status",
@@ -112,6 +125,8 @@ class Exchange:
         self.keep_alive = keep_alive
         self.request_id = new_identifier("req")
         self.started_seconds = time.monotonic()
+        self.sink: BodySink | None = None
+        """Takes the body in place of `request.body`; closed when the exchange ends."""
         self.refusal: ApiError | None = None
         """Set by the head alone; handlers never see such a request."""
         self.handler: Any = None
@@ -208,6 +223,7 @@ class Exchange:
         self.answered = True
         self.on_gone = None
         self._connection.send(data)
+        self._close_sink()
         self.streaming = False
         self._connection.answered(self)
 
@@ -237,6 +253,15 @@ class Exchange:
         callback, self.on_gone = self.on_gone, None
         if callback is not None and not self.answered:
             callback()
+        self._close_sink()
+
+    def _close_sink(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+
+    def resume_body(self) -> None:
+        """From the sink: there is room for more."""
+        self._connection.resume_body()
 
     def cut(self) -> None:
         """End the connection at once: its client takes nothing."""

@@ -2,7 +2,7 @@
 
     read -> render -> tokenise -> submit -> stream
 
-defines: generate, prepared, choose_profile, prepare
+defines: NeedsThreadError, generate, prepared, choose_profile, prepare
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 SAMPLE_CHARACTERS = 1 << 16
 """Of a prompt that cannot fit, whose tokens are estimated from its beginning."""
+
+
+class NeedsThreadError(Exception):
+    """Raised by a reader on the event loop's thread if it has to wait for a disk: it is called
+    again on a worker thread."""
 
 
 def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaitable[None] | None:
@@ -185,7 +190,10 @@ def prepared(
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere(lambda: held(work()))
-    prompt = work()
+    try:
+        prompt = work()
+    except NeedsThreadError:
+        return elsewhere(lambda: held(work()))
     if constrains and not server.model.grammars.is_ready(wanted_of(prompt)):
         return elsewhere(lambda: held(prompt))
     then(held(prompt))

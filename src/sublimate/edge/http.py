@@ -99,6 +99,8 @@ class HttpConnection(asyncio.Protocol):
         self._refusal_owed: ApiError | None = None
         """Said when the answers before it are complete; nothing more is parsed."""
         self._write_paused = False
+        self._body_paused = False
+        """Its sink has more of a body than it can take."""
         self._wake_is_due = False
         self._lingering = False
         self._unsent_deadline = 0.0
@@ -172,7 +174,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
         self._application.connection_closed(self)
         self._abandon()
-        self._exchange = None
+        self._abandon_body()
 
     def _abandon(self) -> None:
         for exchange in (self._current, *self._waiting):
@@ -180,6 +182,18 @@ class HttpConnection(asyncio.Protocol):
                 exchange.client_gone()
         self._current = None
         self._waiting.clear()
+
+    def _abandon_body(self) -> None:
+        """Of a request that will never be whole."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_gone()
+
+    def resume_body(self) -> None:
+        """From a sink: it can take more."""
+        self._body_paused = False
+        if not self._write_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         """More than unsent_bytes_max waits in our memory."""
@@ -197,7 +211,8 @@ class HttpConnection(asyncio.Protocol):
         self._write_paused = False
         if self._lingering or self.transport.is_closing():
             return
-        self.transport.resume_reading()
+        if not self._body_paused:
+            self.transport.resume_reading()
         self._deadline = None
         if self._current is None:
             self._rest()
@@ -276,7 +291,12 @@ class HttpConnection(asyncio.Protocol):
                 data = self._gzip.feed(data)
             except ApiError as error:
                 self._stop(error)
-        self._body.append(data)
+        sink = self._exchange.sink if self._exchange is not None else None
+        if sink is None:
+            self._body.append(data)
+        elif not sink.feed(data):
+            self._body_paused = True
+            self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
@@ -488,11 +508,11 @@ class HttpConnection(asyncio.Protocol):
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
-        self._exchange = None
+        self._abandon_body()
         self._in_head = self._in_body = False
         self._body = []
         self._abandon()
-        if self._write_paused:
+        if self._write_paused or self._body_paused:
             self.transport.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -9,13 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
-from .exchange import Exchange, Request
+from .exchange import BodySink, Exchange, Request
 
 if TYPE_CHECKING:
     from .app import EdgeServer
 
 Handler = Callable[["EdgeServer", Exchange], Awaitable[None] | None]
 Methods = Mapping[str, Handler]
+SinkMaker = Callable[["EdgeServer", Exchange], BodySink]
+"""Called at the head of a request, after access. Raises ApiError."""
 
 DOUBLED_PREFIX = "/v1/v1"
 
@@ -25,14 +27,15 @@ class Routes:
     stands for any one part; a slash inside that part comes as %2F (see Request.segments).
 
     `shapes`: how errors look on paths that begin so, known or not; elsewhere as the Messages API
-    has them. `begin` is called with each server that starts to listen. Raises ValueError for a
-    table that could never be served."""
+    has them. `sinks`: handlers whose bodies go elsewhere than into memory. `begin` is called with
+    each server that starts to listen. Raises ValueError for a table that could never be served."""
 
     def __init__(
         self,
         table: Mapping[str, Methods],
         shapes: Mapping[str, ErrorShape] | None = None,
         begin: Callable[[EdgeServer], None] = lambda server: None,
+        sinks: Mapping[Handler, SinkMaker] | None = None,
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -41,6 +44,7 @@ class Routes:
                 raise ValueError(f"{path} takes no method")
         self.table = table
         self.begin = begin
+        self.sinks = sinks or {}
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path

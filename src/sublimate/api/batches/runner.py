@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ...config import data_folder
 from ...edge.errors import ApiError, envelope
 from ...edge.exchange import new_identifier
+from ..folder import lock_folder
 from ..messages.handlers import create_message
 from .inner import InnerExchange
 from .store import BatchStore, Job, State
@@ -75,7 +75,7 @@ class Batches:
         self._server = server
         folder = data_folder(server.settings) / FOLDER
         try:
-            self._lock = _locked(folder / "lock")
+            self._lock = lock_folder(folder)
         except OSError as error:
             raise _unavailable(error) from error
         self._thread = ThreadPoolExecutor(1, "batches")
@@ -272,18 +272,6 @@ class Batches:
             self._taken.difference_update(job.key for job, _, _ in done)
         self._flush = None
         self.wake()
-
-
-def _locked(path: os.PathLike[str]) -> int:
-    """A descriptor that holds the folder for this process."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ApiError("data_in_use") from None
-    return lock
 
 
 def _unavailable(error: Exception) -> ApiError:

@@ -10,7 +10,7 @@ defines: BILLING_PREFIX, Policy, Conversation, normalise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -60,6 +60,12 @@ NO_RESULT = "(The result of this call is not part of the conversation.)"
 REMOVED = "The tool {name} can no longer be called."
 
 
+def _no_files(identifier: str, path: str) -> str:
+    """Where there are none to name."""
+    del identifier
+    raise field_error(path, "there are no files here")
+
+
 class Policy(msgspec.Struct, frozen=True):
     """What a server decides for all its conversations."""
 
@@ -67,6 +73,8 @@ class Policy(msgspec.Struct, frozen=True):
     messages_max: int
     image_notes: bool = False
     """An image in a result becomes a note to the model, in place of a 400."""
+    file_text: Callable[[str, str], str] = _no_files
+    """(id, path of the field) -> text of an uploaded file. Raises ApiError."""
 
 
 class Conversation(msgspec.Struct):
@@ -306,8 +314,8 @@ class _Reader:
                 raise field_error(f"{path}.source.type", "this server reads documents as text only")
             case UrlSource():
                 raise field_error(f"{path}.source.type", "this server fetches no URLs")
-            case FileSource():
-                raise field_error(f"{path}.source.type", "this server keeps no files")
+            case FileSource(file_id=file_id):
+                text = self._policy.file_text(file_id, f"{path}.source.file_id")
         if not text:
             raise field_error(f"{path}.source", "must not be empty")
         head = [f"Document: {block.title}"] if block.title else ["Document:"]

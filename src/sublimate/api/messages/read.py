@@ -19,6 +19,7 @@ from ...edge.sampling import Sampling, SamplingFields
 from ...model.template import TemplateLimitError
 from ...model.turns import Turn, is_continued
 from ..conversation import EFFORTS, within_answer
+from ..files.handlers import FileTexts
 from .edits import AppliedEdit, apply_edits
 from .fingerprints import MissReason, fingerprints_of
 from .normalise import Policy, normalise
@@ -88,7 +89,10 @@ def _generation(
     sampling = server.checked_sampling(fields)
     tools = read_tools(request.tools or [], tools_max=server.limits.tools_max)
     policy = Policy(
-        model_name, server.limits.messages_max, server.settings.tool_result_images == "note"
+        model_name,
+        server.limits.messages_max,
+        image_notes=server.settings.tool_result_images == "note",
+        file_text=FileTexts(server, owner).text,
     )
     conversation = normalise(request, tools, policy)
     thinking = _thinking(request, conversation.turns, sampling)
