@@ -26,6 +26,7 @@ build: .venv/stamp-build
 
 # The extension and an editable install: Python files are used from src, the extension from .venv.
 .venv/stamp-build: .venv/stamp-environment $(NATIVE)
+	@echo "Compiling Sublimate's core (once, and again when its sources change): some minutes." >&2
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -141,6 +141,13 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="Origins that browsers may call from; * is any.")
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="More names that Host may have where the server listens on loopback and "
+            "has no API key; * is any."
+        ),
+    ] = ()
     tls_certificate: Annotated[
         str, Meta(description="PEM file of the certificate for HTTPS, with its chain.")
     ] = ""

@@ -24,6 +24,7 @@ from sublimate.api.routes import ROUTES
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
 from sublimate.edge.limits import HttpLimits
+from sublimate.edge.routes import Routes
 from sublimate.edge.server import create_server
 from sublimate.edge.textmodel import TextModel
 from tiny_model import STOP, ids, tiny_model
@@ -113,6 +114,7 @@ def serve(
     info: dict[str, Any] | None = None,
     tls: bool = False,
     constrains: bool = True,
+    routes: Routes = ROUTES,
 ) -> Iterator[Served]:
     """A server for the time of a with block. constrains: answers are held to their schemas; else
     the script may say anything."""
@@ -143,7 +145,7 @@ def serve(
     starting = create_server(
         settings or EdgeSettings(data_dir=tempfile.mkdtemp(prefix="sublimate-test-")),
         model,
-        ROUTES,
+        routes,
         sock,
         tls_sock=tls_sock,
         http_limits=limits,
@@ -264,12 +266,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> 
 def http_post(payload: Any, path: str = "/v1/messages", **headers: str) -> bytes:
     """Bytes of a POST."""
     data = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-    lines = [f"POST {path} HTTP/1.1", "host: test", f"content-length: {len(data)}"]
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
 def http_get(path: str, method: str = "GET", **headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode()

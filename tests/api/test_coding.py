@@ -35,7 +35,7 @@ def test_a_compressed_body_is_read(served: Served) -> None:
 
 def test_it_may_come_in_chunks_and_the_next_request_is_plain(served: Served) -> None:
     data = zipped()
-    head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\n"
+    head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-encoding: gzip\r\n"
     chunks = b"".join(b"%x\r\n%b\r\n" % (1, data[i : i + 1]) for i in range(len(data)))
     with served.connect() as sock:
         request = head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"

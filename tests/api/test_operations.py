@@ -25,6 +25,7 @@ from sublimate import _core
 from sublimate.api import routes
 from sublimate.config import EdgeSettings
 from sublimate.edge import access
+from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request
 from sublimate.edge.generate import prepare
 from test_errors import check_error
@@ -80,9 +81,62 @@ def test_every_route_but_the_open_ones_needs_a_key(locked: Served) -> None:
             assert (status != 401) == is_open, (method, path, status)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:80", 200),
+        ("[::1]", 200),
+        ("192.168.1.7", 200),
+        ("mine.test:8000", 200),
+        ("evil.test", 403),
+        ("evil.test:8000", 403),
+        ("localhost.evil.test", 403),
+        ("127.0.0.1.evil.test", 403),
+        ("[::1].evil.test:80", 403),
+        ("evil", 403),
+    ],
+)
+def test_a_page_whose_name_leads_to_loopback_gets_nothing(host: str, status: int) -> None:
+    fields = {b"host": host.encode()}
+    rules = access.Access(EdgeSettings(allowed_hosts=("mine.test",)))
+    rules.is_loopback = True
+    if status == 200:
+        assert allows(rules, fields)
+    else:
+        assert not allows(rules, fields)
+    for settings in (EdgeSettings(allowed_hosts=("*",)), EdgeSettings()):
+        other = access.Access(settings)
+        other.is_loopback = bool(settings.allowed_hosts)
+        assert allows(other, fields), "any name, or not on loopback alone"
+
+
+def allows(rules: access.Access, fields: dict[bytes, bytes]) -> bool:
+    """Whether a GET is let in."""
+    nowhere: Any = None
+    request = access.Request("GET", b"/v1/models", fields, True)
+    try:
+        rules.check(access.Exchange(nowhere, request, False))
+    except ApiError as error:
+        assert error.code == "host_refused"
+        return False
+    return True
+
+
+def test_a_foreign_host_is_a_typed_error(shared: Served, locked: Served) -> None:
+    for path in ("/v1/models", "/livez", "/nope", "/metrics"):
+        reply = shared.client.get(path, headers={"host": "evil.test"})
+        error = check_error(reply, 403, "This server has no API key")
+        assert "--allowed-host" in error["message"]
+    asked = {"host": "evil.test", "x-api-key": "key-one"}
+    assert locked.client.get("/v1/models", headers=asked).status_code == 200, "the key says who"
+
+
 def test_a_key_is_wanted_before_the_body(locked: Served) -> None:
     with locked.connect() as sock:
-        head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
         assert exchange_bytes(sock, head).status == 401
         assert is_closed(sock)
 

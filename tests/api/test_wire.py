@@ -26,9 +26,9 @@ from harness import (
 from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 
-POST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
-GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
+GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def refused(served: Served, data: bytes, status: int = 400) -> None:
@@ -72,11 +72,11 @@ def refused(served: Served, data: bytes, status: int = 400) -> None:
         GET + b": c\r\n\r\n",
         GET + b"host: y\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
-        b"GET /\x01 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n",
+        b"GET /\x01 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nhost: localhost\r\n\r\n",
         bytes.fromhex("16030102000100"),
         GET + b"authorization: a\r\nauthorization: b\r\n\r\n",
     ],
@@ -88,7 +88,7 @@ def test_doubtful_framing_is_refused_and_closes(shared: Served, data: bytes) -> 
 
 def test_the_path_of_an_absolute_target_counts_and_its_host_does_not(shared: Served) -> None:
     with shared.connect() as sock:
-        absolute = b"GET http://evil.test/livez HTTP/1.1\r\nhost: x\r\n\r\n"
+        absolute = b"GET http://evil.test/livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
         assert exchange_bytes(sock, absolute).status == 200
 
 
@@ -108,7 +108,7 @@ def test_large_heads_are_431(shared: Served, head: bytes) -> None:
 
 
 def test_a_long_target_is_431(shared: Served) -> None:
-    refused(shared, b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431)
+    refused(shared, b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431)
 
 
 def test_a_head_without_end_keeps_memory_flat(shared: Served) -> None:

@@ -22,7 +22,7 @@ from sublimate.edge import limits
 from sublimate.edge.http import HttpConnection
 from sublimate.edge.limits import HttpLimits
 
-POST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n"
 UPLOAD_BYTES = 12_000_000
 UNSENT_BYTES_MAX = 32 * 1024
 

@@ -29,6 +29,7 @@ from sublimate.errors import (
     SublimateError,
     nearest,
 )
+from sublimate.keys import KeyLimits, add_key
 
 
 @pytest.fixture(autouse=True)
@@ -253,6 +254,21 @@ def test_the_curl_line_is_one_line_of_valid_json() -> None:
         assert body["messages"] and body["stream"] is True
         assert "secret" not in line
     assert body["execution_profile"] == "high-throughput" and "YOUR_KEY" in line
+
+
+def test_the_start_screen_knows_of_keys_with_names(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    for edge, shown_key, count in (
+        (EdgeSettings(keys_file=str(path)), "none", ""),
+        (EdgeSettings(keys_file=str(path), api_keys=("secret",)), "YOUR_KEY", "2"),
+        (EdgeSettings(keys_file=str(path)), "YOUR_KEY", "1"),
+    ):
+        lines = shown(Settings(edge=edge)).splitlines()
+        assert any(f"x-api-key: {shown_key}" in line for line in lines)
+        told = [line.split()[-1] for line in lines if line.startswith("API keys")]
+        assert told == ([count] if count else [])
+        if not path.exists():
+            add_key(path, "alice", KeyLimits())
 
 
 def test_json_events_are_lines(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

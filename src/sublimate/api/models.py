@@ -1,6 +1,6 @@
 """GET /v1/models and /v1/models/{id}: one entry that clients of both API families can read.
 
-defines: list_models, retrieve_model, entry
+defines: list_models, retrieve_model, no_embeddings, entry
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..edge.errors import ApiError
 from ..edge.exchange import Exchange
 from .pages import page_of
 
@@ -88,3 +89,9 @@ def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:
     requested = exchange.request.segments()[-1]
     server.model.resolve(requested)
     exchange.send_json(200, msgspec.json.encode(entry(server, requested)))
+
+
+def no_embeddings(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError: no family of models here has them."""
+    del server, exchange
+    raise ApiError("embeddings")

@@ -172,6 +172,9 @@ WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
     (FILES + "/{id}", "delete", "Remove a file."),
     (FILES + "/{id}/content", "get", "The bytes of a file."),
     ("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
+    ("/v1/embeddings", "post", "Not offered: 404."),
+    ("/api/embed", "post", "Not offered: 404."),
+    ("/api/embeddings", "post", "Not offered: 404."),
     ("/tokenize", "post", "Ids of a text or a conversation, as in vLLM."),
     ("/detokenize", "post", "Text of ids, as in vLLM."),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..edge.errors import MESSAGES_SHAPE
 from ..edge.routes import Methods, Routes
 from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
@@ -18,7 +19,7 @@ from .ollama import handlers as ollama
 from .ollama import models as ollama_models
 from .ollama.errors import OLLAMA_ERRORS
 from .openai import handlers as openai
-from .openai.errors import OPENAI_ERRORS
+from .openai.errors import OPENAI_ERRORS, SHARED_ERRORS
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -37,6 +38,9 @@ TABLE: dict[str, Methods] = {
     "/v1/files": {"POST": files.create, "GET": files.list_files},
     "/v1/files/{id}": {"GET": files.retrieve, "DELETE": files.delete},
     "/v1/files/{id}/content": {"GET": files.content},
+    "/v1/embeddings": {"POST": models.no_embeddings},
+    "/api/embed": {"POST": models.no_embeddings},
+    "/api/embeddings": {"POST": models.no_embeddings},
     "/tokenize": {"POST": tokenise.tokenize},
     "/detokenize": {"POST": tokenise.detokenize},
     "/v1/models": {"GET": models.list_models},
@@ -60,12 +64,14 @@ TABLE: dict[str, Methods] = {
     "/docs": {"GET": openapi.page},
 }
 SHAPES = {
+    "/v1/messages": MESSAGES_SHAPE,
     "/v1/chat/": OPENAI_ERRORS,
     "/v1/completions": OPENAI_ERRORS,
     "/v1/responses": OPENAI_ERRORS,
+    "/v1/": SHARED_ERRORS,
     "/api/": OLLAMA_ERRORS,
 }
-"""How errors look at paths that begin so."""
+"""How errors look at paths that begin so; the first that fits."""
 
 
 def begin(server: EdgeServer) -> None:

@@ -83,6 +83,7 @@ def serve(
     api_key_file: flags.ApiKeyFile = None,
     keys_file: flags.KeysFile = None,
     cors_origins: flags.CorsOrigins = None,
+    allowed_hosts: flags.AllowedHosts = None,
     tool_format: flags.ToolFormat = None,
     request_gzip: flags.RequestGzip = None,
     queue_max: flags.QueueMax = None,

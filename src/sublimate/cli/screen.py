@@ -17,7 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..config import Settings, format_size
+from ..config import Settings, format_size, keys_path
+from ..errors import ConfigError
+from ..keys import read_keys
 
 WHOLE = 1.0
 
@@ -181,9 +183,18 @@ def _lines(
         lines.append(
             ("HTTPS", f"{edge['https']}, certificate SHA-256 {edge['certificate_sha256']}")
         )
-    if settings.edge.api_keys:
-        lines.append(("API keys", f"{len(settings.edge.api_keys)}"))
+    if count := _keys(settings):
+        lines.append(("API keys", str(count)))
     return lines
+
+
+def _keys(settings: Settings) -> int:
+    """How many there are, named ones too."""
+    try:
+        named = len(read_keys(keys_path(settings)))
+    except (ConfigError, FileNotFoundError):
+        named = 0  # the edge has told what is wrong with the file
+    return len(settings.edge.api_keys) + named
 
 
 def _variant(engine: dict[str, Any]) -> str:
@@ -206,7 +217,7 @@ def _memory(engine: dict[str, Any]) -> str:
 
 def curl_line(url: str, settings: Settings) -> Text:
     """A command to copy."""
-    key = "YOUR_KEY" if settings.edge.api_keys else "none"
+    key = "YOUR_KEY" if _keys(settings) else "none"
     profile = ""
     if settings.edge.profile_contract == "strict" and not settings.edge.execution_profile:
         profile = f'"execution_profile":"{settings.edge.profile}",'

@@ -47,7 +47,8 @@ def _checked_keys(settings: Settings) -> Path:
 def _found(settings: Settings) -> Settings:
     """The same with the files that the edge reads, each looked at once. Raises ConfigError."""
     keys = str(_checked_keys(settings))
-    edge = msgspec.structs.replace(settings.edge, keys_file=keys)
+    hosts = (*settings.edge.allowed_hosts, settings.server.host)
+    edge = msgspec.structs.replace(settings.edge, keys_file=keys, allowed_hosts=hosts)
     if settings.server.tls and not edge.tls_certificate:
         certificate, key = own_certificate(data_folder(edge) / "tls")
         edge = msgspec.structs.replace(edge, tls_certificate=str(certificate), tls_key=str(key))

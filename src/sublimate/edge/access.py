@@ -1,8 +1,12 @@
-"""Who may ask: API keys, tenants, and the origins of browsers.
+"""Who may ask: API keys, tenants, the origins of browsers, and the host that they mean.
 
 Deny by default: every path needs a key, but for a fixed list. Keys are compared as SHA-256 digests,
 all of them, in constant time. A key of the settings is its own tenant; a key of the keys file has
 a name, which is the tenant, and limits. The file may be read again while requests run.
+
+Without keys, who reaches the port may ask. On loopback that is meant to be this machine; a page
+elsewhere that has its own name resolve to loopback would be let in with it, so there the host that
+a request names has to be known.
 
 defines: OPEN_PATHS, Access
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from pathlib import Path
 
 from ..config import EdgeSettings
@@ -28,6 +33,7 @@ OPEN_PATHS = frozenset(
         *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/ping")),
     ]
 )
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_ORIGINS = ("http://localhost", "http://127.0.0.1", "http://[::1]")
 ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
@@ -66,6 +72,10 @@ class Access:
         self._any_origin = "*" in settings.cors_origins
         self._origins = frozenset(settings.cors_origins)
         self._tenants: dict[bytes, Tenant] = {}
+        self._any_host = "*" in settings.allowed_hosts
+        self._hosts = frozenset((*LOOPBACK_NAMES, *map(str.lower, settings.allowed_hosts)))
+        self.is_loopback = False
+        """Whether only this machine reaches the server; set when it listens."""
 
     # ---- keys ----------------------------------------------------------------------------------
     def reload(self) -> None:
@@ -95,6 +105,8 @@ class Access:
     def check(self, exchange: Exchange) -> None:
         """Raises ApiError; on success the exchange knows its owner and the browser's headers."""
         request = exchange.request
+        if self.is_loopback and not self.needs_key and not self._host_allowed(request):
+            raise ApiError("host_refused")
         origin = request.field(b"origin")
         if origin:
             if not self._origin_allowed(origin):
@@ -147,6 +159,18 @@ class Access:
         return tenant
 
     # ---- browsers ------------------------------------------------------------------------------
+    def _host_allowed(self, request: Request) -> bool:
+        """A literal address needs no resolver, so nobody can have it resolve to another one."""
+        host = request.field(b"host").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if not name or self._any_host or name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
     def _origin_allowed(self, origin: str) -> bool:
         if self._any_origin or origin in self._origins:
             return True

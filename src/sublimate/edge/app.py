@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from ipaddress import ip_address
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -120,6 +121,7 @@ class EdgeServer:
         """Accept connections of a bound, listening socket."""
         listener = await self.loop.create_server(lambda: HttpConnection(self, self.loop), sock=sock)
         self._listeners.append(listener)
+        self.access.is_loopback = ip_address(sock.getsockname()[0]).is_loopback
         self.routes.begin(self)
         self.ports["http"] = sock.getsockname()[1]
 

@@ -104,6 +104,18 @@ TABLE: dict[str, ErrorKind] = {
     "origin_refused": ErrorKind(
         403, "permission_error", "This server does not take requests from that origin."
     ),
+    "host_refused": ErrorKind(
+        403,
+        "permission_error",
+        "This server has no API key, so it takes requests for this machine alone, and not for the "
+        "name in Host. Name it with --allowed-host, or set a key.",
+    ),
+    "embeddings": ErrorKind(
+        404,
+        NOT_FOUND,
+        "No model of this server offers embeddings; /v1/models lists what there is.",
+        error_code="embeddings_not_offered",
+    ),
     "not_found": ErrorKind(404, NOT_FOUND, "There is nothing at this path."),
     "doubled_prefix": ErrorKind(
         404, NOT_FOUND, "The path begins with /v1 twice: remove /v1 from the base URL."

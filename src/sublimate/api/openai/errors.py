@@ -1,6 +1,7 @@
-"""Errors as OpenAI's clients read them: the texts of the one table in their envelope.
+"""Errors as OpenAI's clients read them: the texts of the one table in their envelope, and, where
+clients of both families ask, in one that both can read.
 
-defines: OpenAIErrors, OPENAI_ERRORS, described
+defines: OpenAIErrors, OPENAI_ERRORS, SharedErrors, SHARED_ERRORS, described
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...edge.errors import ApiError, ErrorShape
+from ...edge.errors import ApiError, ErrorShape, envelope
 
 TYPES = {"request_too_large": "invalid_request_error", "not_found_error": "invalid_request_error",
          "overloaded_error": "server_error", "api_error": "server_error"}  # fmt: skip
@@ -32,10 +33,13 @@ OVERLOADED, UNAVAILABLE = 529, 503
 
 def described(error: ApiError) -> dict[str, Any]:
     """The inner object."""
-    param = error.path or PARAMS.get(error.code)
-    code = CODES.get(error.code) or error.kind.error_code or None
     kind = TYPES.get(error.kind.type, error.kind.type)
-    return {"message": error.text, "type": kind, "param": param, "code": code, **error.extra}
+    return {"message": error.text, "type": kind, **_place(error), **error.extra}
+
+
+def _place(error: ApiError) -> dict[str, Any]:
+    code = CODES.get(error.code) or error.kind.error_code or None
+    return {"param": error.path or PARAMS.get(error.code), "code": code}
 
 
 class OpenAIErrors(ErrorShape):
@@ -52,4 +56,16 @@ class OpenAIErrors(ErrorShape):
         return b"data: " + self.body(error, request_id) + b"\n\n"
 
 
+class SharedErrors(ErrorShape):
+    """The envelope of the Messages API with OpenAI's members in its inner object."""
+
+    id_headers = ("request-id", "x-request-id")
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        whole = msgspec.json.decode(envelope(error, request_id))
+        whole["error"] |= _place(error)
+        return msgspec.json.encode(whole)
+
+
 OPENAI_ERRORS = OpenAIErrors()
+SHARED_ERRORS = SharedErrors()
