@@ -209,7 +209,7 @@ def test_compressed_bodies_and_other_charsets(shared: Served) -> None:
         ("DELETE", "/v1/models", 405, "This path takes GET, HEAD"),
         ("PUT", "/livez", 405, "This path takes GET"),
         ("POST", "/v1/messages/batch", 404, "There is nothing"),
-        ("POST", "/v1/files", 404, "There is nothing"),
+        ("POST", "/v1/vector_stores", 404, "There is nothing"),
         ("POST", "/v1/complete", 404, "There is nothing"),
         ("POST", "/invocations", 404, "There is nothing"),
         ("GET", "/v1/models?limit=0", 400, "limit: expected an integer from 1 to 1000"),

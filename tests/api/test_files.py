@@ -209,7 +209,11 @@ def test_memory_is_flat_for_a_large_body(tmp_path: Path) -> None:
         size = 31 * MIB
         head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
         tail = b"\r\n--b--\r\n"
-        lines = [f"POST {PATH} HTTP/1.1", "host: t", f"content-length: {len(head + tail) + size}"]
+        lines = [
+            f"POST {PATH} HTTP/1.1",
+            "host: localhost",
+            f"content-length: {len(head + tail) + size}",
+        ]
         lines += ["content-type: multipart/form-data; boundary=b", "", ""]
         piece, highest = bytes(MIB), 0
         with served.connect() as sock:
