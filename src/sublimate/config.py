@@ -191,6 +191,13 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
         Literal["", "vllm"],
         Meta(description="vllm: /metrics has vLLM's names and bucket edges too."),
     ] = ""
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="Base URL of an OpenTelemetry collector (OTLP over HTTP), such as "
+            "http://127.0.0.1:4318; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none."
+        ),
+    ] = ""
     log_prompts: Annotated[
         bool, Meta(description="Log the bodies of requests: prompts, in the clear.")
     ] = False

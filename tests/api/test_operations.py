@@ -551,3 +551,21 @@ def test_sixteen_clients_while_the_engine_comes_and_goes() -> None:
         assert len(statuses) == 160 and set(statuses) <= {200, 500, 503}
         assert statuses.count(200) > 0
         wait_until(served.idle)
+
+
+def test_metrics_name_what_left_the_prefix_and_who_waited(shared: Served) -> None:
+    def value(name: str, label: str) -> float:
+        lines = shared.client.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith(f"sublimate_{name}{{") and label in line]
+        return float(found[0].rpartition(" ")[2]) if found else 0.0
+
+    reason = 'reason="previous_message_not_found"'
+    before = value("prefix_divergences_total", reason)
+    waited = value("queue_wait_seconds_count", 'profile="low-latency"')
+    fields = {"diagnostics": {"previous_message_id": "msg_none"}}
+    shared.message(execution_profile="low-latency", **fields)
+    assert value("prefix_divergences_total", reason) == before + 1
+    assert value("queue_wait_seconds_count", 'profile="low-latency"') == waited + 1
+    text = shared.client.get("/metrics").text
+    for name in ("pings", "cancelled_in_queue", "cancelled_in_prefill", "cancelled_in_decode"):
+        assert f"\nsublimate_{name}_total{{" in text

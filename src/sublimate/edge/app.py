@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import inspect
 import logging
+import os
 import secrets
 import ssl
 import time
@@ -35,6 +36,7 @@ from .metrics import Metrics
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
 from .stream import Answer
+from .telemetry import open_telemetry
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
 
@@ -84,6 +86,7 @@ class EdgeServer:
         self.access = Access(settings)
         self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
+        self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
         self.policy_digest = _policy_digest(settings)
         self.engine: EngineLink | None = None
         self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
@@ -227,6 +230,8 @@ class EdgeServer:
     def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
         """One line in the log and one in the counters per answer."""
         self.metrics.responses[str(exchange.status)] += 1
+        if self.telemetry is not None and exchange.request.path not in QUIET_PATHS:
+            self.telemetry.note(exchange, answer)
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
         log_exchange(level, exchange, answer)
 
@@ -405,6 +410,9 @@ class EdgeServer:
         for connection in [*self._connections, *self._refused]:
             connection.transport.close()
         self.engine_lost()
+        if self.telemetry is not None:
+            self.telemetry.close()
+            self.telemetry = None
         self.workers.shutdown(wait=False, cancel_futures=True)
 
 

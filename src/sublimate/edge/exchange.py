@@ -100,6 +100,7 @@ class Exchange:
         "_connection",
         "answered",
         "chunked",
+        "error_code",
         "error_shape",
         "handler",
         "keep_alive",
@@ -129,6 +130,8 @@ class Exchange:
         """Takes the body in place of `request.body`; closed when the exchange ends."""
         self.refusal: ApiError | None = None
         """Set by the head alone; handlers never see such a request."""
+        self.error_code = ""
+        """Of the error that it was answered with."""
         self.handler: Any = None
         """Of the route that was found; called with the exchange."""
         self.error_shape: ErrorShape = MESSAGES_SHAPE
@@ -174,6 +177,7 @@ class Exchange:
         """An error in the envelope; on a stream that has begun, as its last event."""
         if self.answered:
             return
+        self.error_code = error.code
         if self.streaming:
             self.finish(self.framed(self.error_shape.event(error, self.request_id)))
             return

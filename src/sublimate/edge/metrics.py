@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from .._core import Histogram
+from ..config import PROFILES, Profile
 from . import compat
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ class Metrics(Collector):
         self.responses: Counter[str] = Counter()
         self.relaxations: Counter[str] = Counter()
         """Of schemas: those of the model's grammars."""
+        self.queue_by_profile: dict[Profile, Histogram] = {
+            profile: Histogram(REQUEST_EDGES) for profile in PROFILES
+        }
+        """The profile is what decides who goes first."""
+        self.divergences: Counter[str] = Counter()
         self.pings = 0
         self.connections = 0
         self.load_utilization_ppm = 0
@@ -116,7 +122,9 @@ class Metrics(Collector):
         """A complete answer."""
         begun, admitted = answer.exchange.started_seconds, answer.admitted_seconds
         self.end_to_end.observe(now_seconds - begun)
-        self.queue.observe(max(0.0, admitted - begun))
+        queued = max(0.0, admitted - begun)
+        self.queue.observe(queued)
+        self.queue_by_profile[answer.generation.profile].observe(queued)
         self.inference.observe(now_seconds - admitted)
         if answer.first_token_seconds:
             self.prefill.observe(answer.first_token_seconds - admitted)
@@ -158,6 +166,9 @@ class Metrics(Collector):
         for name, text, histogram in named:
             yield histogram_family(name, text, histogram, labels)
         yield _counters("request_success", "Ends by reason.", "finished_reason", self.ends, labels)
+        yield _by_profile(self.queue_by_profile, labels)
+        text = "Prompts that left the one before them, by what was not as it was."
+        yield _counters("prefix_divergences", text, "reason", self.divergences, labels)
         text = "Schema keywords that grammars leave out, once per schema."
         yield _counters("grammar_relaxations", text, "keyword", self.relaxations, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
@@ -166,6 +177,17 @@ class Metrics(Collector):
         pings = CounterMetricFamily(PREFIX + "pings", "Pings sent.", labels=list(labels))
         pings.add_metric(list(labels.values()), self.pings)
         yield pings
+
+
+def _by_profile(
+    histograms: dict[Profile, Histogram], labels: dict[str, str]
+) -> HistogramMetricFamily:
+    name, text = "queue_wait_seconds", "Receipt to admission, by execution profile."
+    family = HistogramMetricFamily(PREFIX + name, text, labels=[*labels, "profile"])
+    for profile, histogram in histograms.items():
+        one = histogram_family(name, text, histogram, {**labels, "profile": profile})
+        family.samples += one.samples
+    return family
 
 
 def _counters(

@@ -63,6 +63,11 @@ class Answer:
         """When the client last heard something."""
         self._ended = False
 
+    @property
+    def is_broken(self) -> bool:
+        """It has ended, and not as a whole answer."""
+        return self._ended and self.stop_reason not in COMPLETE
+
     def begin(self, engine: EngineLink, ticket: Ticket) -> None:
         """The request was submitted."""
         self._engine, self._ticket = engine, ticket

@@ -26,6 +26,7 @@ STAGES = (
     *("read", "parse", "template", "tokenise", "publish", "admit"),
     *("first_token", "generate", "wake", "encode", "write"),
 )
+PREPARED = STAGES.index("publish")
 NS_PER_SECOND = 1_000_000_000
 NS_PER_MS = 1_000_000
 MS_DIGITS = 4
@@ -65,6 +66,17 @@ class Timing:
             event.encoded_ns,
             time.monotonic_ns(),
         )
+
+    def prepared_ns(self) -> int:
+        """When the prompt was there."""
+        return self._ends[min(len(self._ends), PREPARED) - 1]
+
+    def engine_ns(self) -> tuple[int, ...] | None:
+        """When the record was handed over, admitted, had its first token and its last; None unless
+        the answer went all the way."""
+        if len(self._ends) != len(STAGES):
+            return None
+        return tuple(self._ends[PREPARED : PREPARED + 4])
 
     def stages_ms(self) -> dict[str, float]:
         """Stage -> milliseconds; empty unless the answer went all the way."""

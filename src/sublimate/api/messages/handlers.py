@@ -29,6 +29,8 @@ def _begun(server: EdgeServer, answer: Answer) -> None:
     generation = answer.generation
     if isinstance(generation, MessagesGeneration) and generation.wants_diagnostics:
         entry = fingerprint(generation, answer.prompt_tokens)
+        if generation.miss_reason:
+            server.metrics.divergences[generation.miss_reason] += 1
         known = fingerprints_of(server)
         known.remember(answer.exchange.tenant_key, answer.message_id, entry)
 
