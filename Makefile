@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -47,10 +47,24 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(PYTEST) -m 'not reference' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
+
+# Real clients: other versions of the packages than the environment's own have folders of their own.
+SDKS := tests/clients/python
+test-sdk: .venv/stamp-sdks
+	$(PYTEST) -m sdk tests/clients $(ARGS)
+
+.venv/stamp-sdks: .venv/stamp-build $(wildcard $(SDKS)/*.txt) tests/clients/node/package-lock.json
+	mkdir -p .venv/clients/node
+	for set in anthropic-0 anthropic-1 frameworks; do \
+	  $(PIP) install --no-compile --upgrade --target .venv/clients/$$set -r $(SDKS)/$$set.txt & done; \
+	  cp tests/clients/node/package*.json .venv/clients/node/ && \
+	  (cd .venv/clients/node && npm ci --silent --no-audit --no-fund) && wait
+	for set in anthropic-0 anthropic-1 frameworks; do test -n "$$(ls .venv/clients/$$set)" || exit 1; done
+	touch $@
 
 lint: .venv/stamp-dev
 	ruff check src tests
