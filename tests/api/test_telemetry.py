@@ -238,6 +238,8 @@ def test_without_the_extra(caplog: pytest.LogCaptureFixture) -> None:
         patch.setattr(telemetry, "_Exporting", missing)
         with pytest.raises(ConfigError, match=r"sublimate\[otel\]"):
             telemetry.open_telemetry("http://127.0.0.1:9", "1", {})
+        with pytest.raises(ConfigError, match="expected a URL"):
+            telemetry.open_telemetry("127.0.0.1:9", "1", {})
         environment = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}
         assert telemetry.open_telemetry("", "1", environment) is None
     assert "sublimate[otel]" in caplog.text

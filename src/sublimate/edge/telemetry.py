@@ -305,6 +305,8 @@ def open_telemetry(endpoint: str, version: str, environment: Mapping[str, str]) 
             chosen[signal] = f"{endpoint.rstrip('/')}/v1/{signal}"
         elif environment.get(ENDPOINT) or environment.get(own):
             chosen[signal] = None
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_endpoint = {endpoint!r}: expected a URL with http or https.")
     if not chosen:
         return None
     is_named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get(
