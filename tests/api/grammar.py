@@ -173,6 +173,8 @@ def _check_end(data: dict[str, Any], folded: Folded) -> None:
     assert reason in STOP_REASONS
     has_calls = any(block["type"] == "tool_use" for block in folded.message["content"])
     assert reason != "tool_use" if not has_calls else reason != "end_turn"
+    if "context_management" in data:
+        folded.message["context_management"] = data["context_management"]
     started = folded.message["usage"]
     for name in COUNTS:
         assert type(data["usage"][name]) is int, name

@@ -173,11 +173,12 @@ def test_edits_are_made_and_reported() -> None:
             "trigger": {"type": "tool_uses", "value": 2},
             "keep": {"type": "tool_uses", "value": 1},
         }
-        request = {**request, "stream": False, "context_management": {"edits": [edit]}}
+        request = {**request, "context_management": {"edits": [edit]}}
         counted = served.client.post("/v1/messages/count_tokens", json=request).json()
-        answer = message_of(served, request)
-        assert prompt_tokens(answer) == counted["input_tokens"]
-        (applied,) = answer["context_management"]["applied_edits"]
+        whole, streamed = (message_of(served, {**request, "stream": s}) for s in (False, True))
+        assert prompt_tokens(whole) == prompt_tokens(streamed) == counted["input_tokens"]
+        assert whole["context_management"] == streamed["context_management"]
+        (applied,) = whole["context_management"]["applied_edits"]
         assert applied["cleared_tool_uses"] == 3
         assert counted["context_management"]["original_input_tokens"] == (
             counted["input_tokens"] + applied["cleared_input_tokens"]

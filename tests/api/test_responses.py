@@ -294,3 +294,37 @@ def test_a_broken_stream_says_so() -> None:
         assert [event.type for event in seen[-2:]] == ["error", "response.failed"]
         assert seen[-1].response.status == "failed" and seen[-1].response.error.message
         assert [event.sequence_number for event in seen] == list(range(len(seen)))
+
+
+def test_input_items_are_what_a_response_was_an_answer_to(client: openai.OpenAI) -> None:
+    call = {
+        "type": "function_call",
+        "call_id": "c1",
+        "name": "weather",
+        "arguments": '{"city":"B"}',
+    }
+    given: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "say hello"},
+        call,
+        {"type": "function_call_output", "call_id": "c1", "output": "12C"},
+    ]
+    first = client.responses.create(model="tiny", input=given, tools=[TOOL], max_output_tokens=8)
+    items = client.responses.input_items.list(first.id, order="asc").data
+    assert [item.type for item in items] == [
+        *("message", "message", "function_call", "function_call_output")
+    ]
+    assert items[1].content[0].text == "say hello" and items[2].call_id == "c1"
+    assert items[3].output == "12C" and len({item.id for item in items}) == 4
+    second = client.responses.create(
+        model="tiny", input="and then?", previous_response_id=first.id, max_output_tokens=8
+    )
+    paged = [item.id for item in client.responses.input_items.list(second.id, limit=2)]
+    whole = client.responses.input_items.list(second.id, order="asc").data
+    assert paged == [item.id for item in reversed(whole)] and whole[-1].content[0].text
+    texts = [part.text for item in whole if item.type == "message" for part in item.content]
+    assert texts[-1] == "and then?" and first.output_text in texts
+    with pytest.raises(openai.BadRequestError, match="order"):
+        client.responses.input_items.list(first.id, order="up")  # pyright: ignore
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_none")

@@ -18,7 +18,8 @@ from sublimate.api.openai.chat_frames import call_id
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "n": [1, 2]}}\n</tool_call>'
-ANSWERS: dict[str, str | bytes] = {"zq call": "So:\n" + CALL + "\n" + CALL}
+HUGE = '<tool_call>\n{"name": "weather", "arguments": {"n": 1e999}}\n</tool_call>'
+ANSWERS: dict[str, str | bytes] = {"zq call": "So:\n" + CALL + "\n" + CALL, "zq huge": HUGE}
 Turn = tuple[str, str]
 """(role, text)"""
 
@@ -288,3 +289,88 @@ def test_a_client_that_leaves_frees_its_request_on_every_path() -> None:
             stats = served.region.stats()
             assert stats["cancelled_decode"] + stats["cancelled_prefill"] == number + 1, path
         assert served.engine.audit() == ""
+
+
+# ---- where the tools of a body stand -------------------------------------------------------------
+ODD = {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}
+"""Nobody here can fetch what it says."""
+
+
+def tools_for(path: str, make: Callable[[str, Any, bool], Any]) -> Any:
+    """The body of a surface with two tools, of which the second is strict and odd."""
+    messages = [{"role": "user", "content": "say hello"}]
+    tools = [make("plain", SCHEMA, False), make("odd", ODD, True)]
+    extra = {"input": "say hello"} if path == "/v1/responses" else {"messages": messages}
+    return {"model": "tiny", "max_tokens": 9, "tools": tools, **extra}
+
+
+def nested(name: str, schema: Any, strict: bool) -> Any:
+    return {"type": "function", "function": flat(name, schema, strict)}
+
+
+def flat(name: str, schema: Any, strict: bool) -> Any:
+    return {"type": "function", "name": name, "parameters": schema, "strict": strict}
+
+
+def deferred(name: str, schema: Any, strict: bool) -> Any:
+    """The first one is not told before something names it: it counts all the same."""
+    return {"name": name, "input_schema": schema, "strict": strict, "defer_loading": not strict}
+
+
+@pytest.mark.parametrize(
+    ("path", "make", "place"),
+    [
+        ("/v1/messages", deferred, "tools.1.input_schema.properties.a.$ref"),
+        ("/v1/chat/completions", nested, "tools.1.function.parameters.properties.a.$ref"),
+        ("/v1/responses", flat, "tools.1.parameters.properties.a.$ref"),
+        ("/api/chat", nested, "tools.1.function.parameters.properties.a.$ref"),
+    ],
+)
+def test_a_strict_schema_is_refused_by_its_place_in_the_body(
+    server: Served, path: str, make: Callable[[str, Any, bool], Any], place: str
+) -> None:
+    reply = server.client.post(path, json=tools_for(path, make))
+    assert reply.status_code == 400 and place + ": a strict" in reply.text, reply.text
+
+
+ALLOWED = [{"type": "function", "name": "b"}]
+MODE = {"mode": "required", "tools": ALLOWED}
+NESTED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "b"}}]}
+CHOICES = [
+    ("/v1/chat/completions", nested, {"type": "allowed_tools", "allowed_tools": NESTED}),
+    ("/v1/responses", flat, {"type": "allowed_tools", **MODE}),
+]
+
+
+def called(answer: Any) -> list[str]:
+    """Names of the functions that an answer calls."""
+    if "output" in answer:
+        return [item["name"] for item in answer["output"] if item["type"] == "function_call"]
+    calls = answer["choices"][0]["message"]["tool_calls"]
+    return [call["function"]["name"] for call in calls]
+
+
+@pytest.mark.parametrize(("path", "make", "choice"), CHOICES, ids=["chat", "responses"])
+def test_allowed_tools_are_the_only_ones_that_are_called(
+    server: Served, path: str, make: Callable[[str, Any, bool], Any], choice: Any
+) -> None:
+    tools = [make(name, {**SCHEMA, "additionalProperties": False}, False) for name in "ab"]
+    asked = {**tools_for(path, make), "max_tokens": 400, "tools": tools}
+    with prompts_of(server) as prompts:
+        server.client.post(path, json=asked)
+        reply = server.client.post(path, json={**asked, "tool_choice": choice})
+    assert reply.status_code == 200, reply.text
+    assert prompts[0] == prompts[1], "all tools are told, so the cache is as good as before"
+    assert called(reply.json()) and set(called(reply.json())) == {"b"}
+    for wrong in ({"tools": []}, {"tools": [{"name": "c"}]}, {"tools": ALLOWED, "mode": "any"}):
+        refused = {"type": "allowed_tools", **wrong}
+        reply = server.client.post(path, json={**asked, "tool_choice": refused})
+        assert reply.status_code == 400 and "tool_choice." in reply.text, reply.text
+
+
+def test_a_call_with_a_number_that_no_double_holds_is_answered_and_not_kept(server: Served) -> None:
+    asked = {"model": "tiny", "input": "zq huge", "tools": [flat("weather", SCHEMA, False)]}
+    answer = server.client.post("/v1/responses", json=asked).json()
+    assert '"n": 1e999' in answer["output"][0]["arguments"], answer
+    kept = server.client.get(f"/v1/responses/{answer['id']}")
+    assert kept.status_code == 404

@@ -1,6 +1,7 @@
 """One form for every way to say the same."""
 
 import itertools
+import time
 from typing import Any
 
 import msgspec
@@ -53,6 +54,20 @@ def assistant(content: Any) -> dict[str, Any]:
 
 def block(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **more}
+
+
+def test_ten_thousand_calls_with_results_take_the_time_of_their_number() -> None:
+    count = 10_000
+    calls = [{"type": "tool_use", "id": f"t{n}", "name": "f", "input": {}} for n in range(count)]
+    texts = [block("word " * 100) for _ in range(count)]
+    results = [{"type": "tool_result", "tool_use_id": call["id"]} for call in reversed(calls)]
+    begin_seconds = time.thread_time()
+    _, answer, answered, last = turns(
+        user("q"), assistant([*texts, *calls]), user([*results, *texts])
+    )
+    assert time.thread_time() - begin_seconds < 3
+    assert len(answer.calls) == len(answered.blocks) == count
+    assert last.text == answer.text and answered.blocks[0] == ToolResult("t0", "")
 
 
 @given(Said)

@@ -150,6 +150,19 @@ def test_scores_have_one_place_per_position(engine: Engine) -> None:
     assert engine.generate([[10]])[0].token_ids == [20, 21, 22], "slots are free again"
 
 
+def test_scores_that_nobody_reads_hold_no_slot(engine: Engine) -> None:
+    """Whoever asks leaves at the first result, while others are there too."""
+    at_once = 8
+
+    def leave(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(core.LIMITS["SLOTS_MAX"] // (at_once - 1) + 1):
+        with pytest.raises(KeyboardInterrupt):
+            engine.score([[10, 20]] * at_once, progress=leave)
+    assert [len(argmax) for _, argmax in engine.score([[10, 20]] * at_once)] == [2] * at_once
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -3,7 +3,7 @@
 What the Messages API and another surface say of the same conversation gives the same turns, so the
 prompt, its tokens and what the prefix cache knows of it are the same.
 
-defines: Conversation, make_tool, check_tools, checked, renamed, thinking_budget,
+defines: Conversation, make_tool, check_tools, schema_paths, checked, renamed, thinking_budget,
          within_answer, EFFORTS
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from ..edge.errors import ApiError, field_error
 from ..edge.generation import UNLIMITED, ThinkingBudget
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
-from ..model.turns import Block, Role, Text, Thinking, Turn, append_turn
+from ..model.turns import Block, Role, Text, Thinking, Turn, merged
 
 Value = TypeVar("Value")
 
@@ -27,7 +27,7 @@ class Conversation:
 
     def __init__(self, turns: Sequence[Turn] = ()) -> None:
         self._turns = list(turns)
-        """Whole ones; after them calls that wait for their results."""
+        """Whole ones, not merged yet; after them calls that wait for their results."""
         self._calls: dict[str, str] = {}
         """Id of a call -> path of it."""
         if self._turns and self._turns[-1].role == "assistant":
@@ -37,8 +37,7 @@ class Conversation:
 
     def extend(self, turns: Iterable[Turn]) -> None:
         """By whole turns."""
-        for turn in turns:
-            append_turn(self._turns, turn)
+        self._turns += turns
 
     def say(self, role: Role, text: str) -> None:
         """An empty text is nothing said."""
@@ -79,12 +78,12 @@ class Conversation:
     def turns(self) -> tuple[Turn, ...]:
         """Of the whole conversation."""
         self._settle()
-        return tuple(self._turns)
+        return tuple(merged(self._turns))
 
     def _add(self, role: Role, block: Block) -> None:
         if self._calls and (role != "assistant" or self._results):
             self._settle()
-        append_turn(self._turns, Turn(role, (block,)))
+        self._turns.append(Turn(role, (block,)))
 
     def _settle(self) -> None:
         """The results of the last calls, in the order of the calls."""
@@ -93,7 +92,7 @@ class Conversation:
                 raise field_error(path, "this call has no result behind it")
         if self._calls:
             results = tuple(self._results[identifier] for identifier in self._calls)
-            append_turn(self._turns, Turn("tool", results))
+            self._turns.append(Turn("tool", results))
         self._calls, self._results = {}, {}
 
 
@@ -116,10 +115,17 @@ def check_tools(tools: Sequence[Tool], tools_max: int) -> None:
     """Raises ApiError."""
     if len(tools) > tools_max:
         raise field_error("tools", f"at most {tools_max} are taken")
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in names:
             raise field_error(f"tools.{index}", "two tools have the same name")
+        names.add(tool.name)
+
+
+def schema_paths(tools: Sequence[Tool], place: str) -> dict[str, str]:
+    """By name: where the schema of each stands in a body whose entries of `tools` have it at
+    `place`."""
+    return {tool.name: f"tools.{index}.{place}" for index, tool in enumerate(tools)}
 
 
 # ---- sampling ------------------------------------------------------------------------------------

@@ -142,6 +142,7 @@ PATHS: dict[str, tuple[str, str, str]] = {
     "/v1/completions": ("post", "OpenAI: go on from a text.", "CompletionRequest"),
     "/v1/responses": ("post", "OpenAI: create a response.", "ResponsesRequest"),
     "/v1/responses/{id}": ("get", "OpenAI: a response that was kept.", ""),
+    "/v1/responses/{id}/input_items": ("get", "OpenAI: what a kept response was an answer to.", ""),
     "/api/chat": ("post", "Ollama: answer a chat.", "OllamaChatRequest"),
     "/api/generate": ("post", "Ollama: answer a prompt.", "OllamaGenerateRequest"),
     "/api/tags": ("get", "Ollama: the models.", ""),

@@ -12,19 +12,21 @@ from ..edge import limits
 from ..edge.errors import field_error
 
 
-def page_of(identifiers: Sequence[str], query: str) -> tuple[Sequence[str], bool]:
+def page_of(
+    identifiers: Sequence[str], query: str, *, after_name: str = "after_id"
+) -> tuple[Sequence[str], bool]:
     """(the ids of the page that a query asks for, whether there are more that way). Raises
     ApiError."""
     asked = parse_qs(query)
     first, last = 0, len(identifiers)
-    if after := asked.get("after_id"):
-        first = _place(identifiers, after[-1], "after_id") + 1
+    if after := asked.get(after_name):
+        first = _place(identifiers, after[-1], after_name) + 1
     if before := asked.get("before_id"):
         last = _place(identifiers, before[-1], "before_id")
     limit = _limit(asked.get("limit", [str(limits.PAGE_LIMIT_DEFAULT)])[-1])
     chosen = identifiers[first:last]
     # Before an id, the page nearest to it.
-    shown = chosen[-limit:] if "before_id" in asked and "after_id" not in asked else chosen[:limit]
+    shown = chosen[-limit:] if "before_id" in asked and after_name not in asked else chosen[:limit]
     return shown, len(shown) < len(chosen)
 
 

@@ -31,6 +31,7 @@ TABLE: dict[str, Methods] = {
     "/v1/completions": {"POST": openai.completions},
     "/v1/responses": {"POST": openai.create_response},
     "/v1/responses/{id}": {"GET": openai.retrieve_response, "DELETE": openai.delete_response},
+    "/v1/responses/{id}/input_items": {"GET": openai.list_input_items},
     "/v1/messages/batches": {"POST": batches.create, "GET": batches.list_batches},
     "/v1/messages/batches/{id}": {"GET": batches.retrieve, "DELETE": batches.delete},
     "/v1/messages/batches/{id}/cancel": {"POST": batches.cancel},

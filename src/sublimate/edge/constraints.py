@@ -42,5 +42,5 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
 
 
 def _path(generation: Generation, error: StrictSchemaError) -> str:
-    names = [tool.name for tool in generation.callable_tools]
-    return f"tools.{names.index(error.tool)}.input_schema.{error.relaxation.place}"
+    path = generation.schema_paths.get(error.tool, f"tools.{error.tool}")
+    return f"{path}.{error.relaxation.place}"

@@ -78,6 +78,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of turns: text as it is, whose control tokens are such, or token ids."""
     withdrawn_tools: frozenset[str] = frozenset()
     """Names of tools that were told and may not be called any more."""
+    schema_paths: dict[str, str] = {}
+    """By a tool's name: where its schema stands in the body, for errors."""
 
     def __post_init__(self) -> None:
         """A surface checks its body before; what is wrong here is a bug of it."""

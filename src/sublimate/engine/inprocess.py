@@ -279,11 +279,11 @@ class Engine:
                     flying.append(waiting.pop())
                 self._pump()
                 for flight in [flight for flight in flying if flight.finished]:
-                    flying.remove(flight)
                     self._raise_unless_well(flight, places[id(flight)])
                     if at_end is not None:
                         with self._lock:
                             at_end(flight)
+                    flying.remove(flight)
                     done += 1
                     if progress is not None:
                         progress(done, len(flights))
@@ -353,6 +353,12 @@ class Engine:
                 self._client.cancel(flight.slot, flight.generation)
         while not all(flight.finished for flight in open_flights):
             self._pump()
+        with self._lock:
+            for flight in flights:
+                if (
+                    flight.finish_reason == "scored"
+                ):  # its results hold the slot until they are read
+                    self._client.discard(flight.slot, flight.generation)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -25,7 +25,7 @@ from .turns import (
     Thinking,
     ToolList,
     Turn,
-    append_turn,
+    merged,
     said,
 )
 
@@ -106,11 +106,12 @@ def as_text(turns: Sequence[Turn], tools: Sequence[Tool], form: Form) -> list[Tu
     shown: list[Turn] = []
     for turn in turns:
         if turn.role == "assistant":
-            append_turn(shown, said("assistant", answer_text(turn, form, with_thinking=True)))
+            shown.append(said("assistant", answer_text(turn, form, with_thinking=True)))
         elif turn.role == "tool":
-            append_turn(shown, said("user", _results_text(turn.blocks, form.tool_format)))
+            shown.append(said("user", _results_text(turn.blocks, form.tool_format)))
         else:
-            append_turn(shown, said(turn.role, told_text(turn.blocks, form.tool_format)))
+            shown.append(said(turn.role, told_text(turn.blocks, form.tool_format)))
+    shown = merged(shown)
     if tools:
         told = form.tool_format.describe(tools)
         if shown and shown[0].role == "system":

@@ -19,6 +19,8 @@ from .read import MessagesGeneration
 WINDOW_EXCEEDED = "model_context_window_exceeded"
 NO_DIAGNOSTICS = b'"diagnostics":null'
 MAX_TOKENS = b'"stop_reason":"max_tokens"'
+END_USAGE = b'},"usage":'
+"""Of message_delta; that of message_start is in the middle of an object."""
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 ENCODE = msgspec.json.Encoder().encode
 SLACK_TOKENS = 2 * _core.LIMITS["PAGE_TOKENS"]
@@ -29,7 +31,7 @@ def diagnostics(
     generation: MessagesGeneration, prompt_tokens: int, cached_tokens: int
 ) -> dict[str, Any] | None:
     """As the API has it; None: not asked for, or all that was there before came from the cache."""
-    if not generation.wants_diagnostics or generation.previous_message_id is None:
+    if generation.previous_message_id is None:
         return None
     reason = generation.miss_reason
     if not reason and cached_tokens + SLACK_TOKENS < generation.previous_tokens:
@@ -40,6 +42,13 @@ def diagnostics(
     if reason != "previous_message_not_found":
         why["cache_missed_input_tokens"] = prompt_tokens - cached_tokens
     return {"cache_miss_reason": why}
+
+
+def context_management(generation: MessagesGeneration) -> dict[str, Any] | None:
+    """What was cleared; None: the request names no edits."""
+    if generation.original_tokens is None:
+        return None
+    return {"applied_edits": generation.applied_edits}
 
 
 def stop_reason(generation: MessagesGeneration, event: _core.StreamEvent) -> str:
@@ -85,6 +94,9 @@ class StreamedMessage(Answer):
         if event.finished and stop_reason(generation, event) == WINDOW_EXCEEDED:
             told = b'"stop_reason":"' + WINDOW_EXCEEDED.encode() + b'"'
             data = amended(self.exchange, data, MAX_TOKENS, told)
+        if event.finished and (edits := context_management(generation)) is not None:
+            told = b'},"context_management":' + msgspec.json.encode(edits) + b',"usage":'
+            data = amended(self.exchange, data, END_USAGE, told)
         return data
 
     def _write(self, data: bytes, now_seconds: float) -> None:
@@ -165,8 +177,7 @@ class CollectedMessage(Answer):
         if isinstance(generation, MessagesGeneration):
             message["stop_reason"] = stop_reason(generation, event)
             message["diagnostics"] = diagnostics(generation, self.prompt_tokens, self.cached_tokens)
-            if generation.original_tokens is not None:
-                edits = {"applied_edits": generation.applied_edits}
+            if (edits := context_management(generation)) is not None:
                 message["context_management"] = edits
         return message
 

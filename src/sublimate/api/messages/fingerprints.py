@@ -40,10 +40,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
     blocks: int
     """Of all messages behind the system prompt."""
     messages: bytes
-    tokens: int
+    tokens: int = 0
+    """Known once they are counted."""
 
 
-def fingerprint(generation: Generation, prompt_tokens: int) -> Fingerprint:
+def fingerprint(generation: Generation) -> Fingerprint:
     system, blocks = _parts(generation)
     return Fingerprint(
         generation.model_name,
@@ -51,7 +52,6 @@ def fingerprint(generation: Generation, prompt_tokens: int) -> Fingerprint:
         _digest(generation.tools),
         len(blocks),
         _digest(blocks),
-        prompt_tokens,
     )
 
 

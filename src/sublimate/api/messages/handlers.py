@@ -16,7 +16,7 @@ from ...edge.exchange import Exchange
 from ...edge.generate import generate, prepared
 from ...edge.generation import Prompt, Surface
 from .answers import CollectedMessage, StreamedMessage
-from .fingerprints import fingerprint, fingerprints_of
+from .fingerprints import fingerprints_of
 from .read import MessagesGeneration, read_count, read_message
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def _begun(server: EdgeServer, answer: Answer) -> None:
     """A later request may name this message as the one before it."""
     generation = answer.generation
-    if isinstance(generation, MessagesGeneration) and generation.wants_diagnostics:
-        entry = fingerprint(generation, answer.prompt_tokens)
+    if isinstance(generation, MessagesGeneration) and generation.fingerprint is not None:
+        entry = msgspec.structs.replace(generation.fingerprint, tokens=answer.prompt_tokens)
         if generation.miss_reason:
             server.metrics.divergences[generation.miss_reason] += 1
         known = fingerprints_of(server)

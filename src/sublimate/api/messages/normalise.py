@@ -10,6 +10,7 @@ defines: BILLING_PREFIX, Policy, Conversation, normalise
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from ...model.turns import (
     Thinking,
     ToolList,
     Turn,
-    append_turn,
+    merged,
 )
 from .content import (
     Base64Source,
@@ -102,7 +103,7 @@ def normalise(request: MessagesRequest, tools: ToolSet, policy: Policy) -> Conve
     reader.settle()
     if messages and not reader.turns:
         raise field_error("messages", "at least one message with content is required")
-    return Conversation(reader.turns, frozenset(reader.withdrawn))
+    return Conversation(merged(reader.turns), frozenset(reader.withdrawn))
 
 
 class _Calls(msgspec.Struct):
@@ -111,7 +112,8 @@ class _Calls(msgspec.Struct):
     path: str
     place: int
     """Of the turn."""
-    ids: list[str]
+    ids: dict[str, None]
+    """In order."""
     results: dict[str, tuple[Block, ...]] = {}
 
 
@@ -120,6 +122,7 @@ class _Reader:
 
     def __init__(self, tools: ToolSet, policy: Policy) -> None:
         self.turns: list[Turn] = []
+        """Neighbours are not merged yet."""
         self.withdrawn: set[str] = set()
         self._tools = tools
         self._policy = policy
@@ -151,9 +154,8 @@ class _Reader:
         raise field_error(f"{path}.content", "must not be empty")
 
     def _add(self, role: Role, blocks: list[Block]) -> None:
-        merged = _merged(blocks)
-        if merged:
-            append_turn(self.turns, Turn(role, tuple(merged)))
+        if told := _joined_texts(blocks):
+            self.turns.append(Turn(role, tuple(told)))
             self._filled = True
 
     def _told(self, role: Role, blocks: Sequence[InputBlock], path: str) -> None:
@@ -206,7 +208,7 @@ class _Reader:
         self._end_assistant(said, path)
         unanswered = {b.id for b in blocks if isinstance(b, ServerToolUseBlock | McpToolUseBlock)}
         if self._calls is not None:
-            for call_id in unanswered & set(self._calls.ids) - self._calls.results.keys():
+            for call_id in unanswered & self._calls.ids.keys() - self._calls.results.keys():
                 self._calls.results[call_id] = (ToolResult(call_id, NO_RESULT),)
 
     def _end_assistant(self, said: list[Block], path: str) -> None:
@@ -215,10 +217,10 @@ class _Reader:
         if self._calls is not None and self._calls.results:
             self.settle()
         self._add("assistant", said)
-        ids = [block.id for block in said if isinstance(block, ToolCall)]
+        ids = {block.id: None for block in said if isinstance(block, ToolCall)}
         if ids:
-            known = self._calls.ids if self._calls is not None else []
-            self._calls = _Calls(path, len(self.turns) - 1, [*known, *ids])
+            known = self._calls.ids if self._calls is not None else {}
+            self._calls = _Calls(path, len(self.turns) - 1, known | ids)
 
     # ---- calls and results ---------------------------------------------------------------------
     def settle(self) -> None:
@@ -268,7 +270,7 @@ class _Reader:
             raise field_error(path, "no `tool_use` of the message before it has this id")
         if call_id in self._calls.results:
             raise field_error(path, "this `tool_use` has a result already")
-        self._calls.results = {**self._calls.results, call_id: blocks}
+        self._calls.results[call_id] = blocks
 
     def _reference(self, name: str, path: str) -> ToolList:
         tool = self._tools.find(name)
@@ -284,7 +286,9 @@ class _Reader:
                 raise field_error(
                     f"{path}.tool.definition", "not the definition of a tool"
                 ) from None
-            told = ToolList((read_tool(param, f"{path}.tool.definition"),))
+            tool = read_tool(param, f"{path}.tool.definition")
+            self._tools.schema_paths[tool.name] = f"{path}.tool.definition.input_schema"
+            told = ToolList((tool,))
         else:
             told = self._reference(block.tool.name, f"{path}.tool.name")
         self.withdrawn -= {tool.name for tool in told.tools}
@@ -344,18 +348,17 @@ UNSERVED = {
 }
 
 
-def _merged(blocks: list[Block]) -> list[Block]:
+def _joined_texts(blocks: list[Block]) -> list[Block]:
     """Without empty texts; neighbouring ones are one."""
-    merged: list[Block] = []
-    for block in blocks:
-        if isinstance(block, Text):
-            if not block.text:
-                continue
-            if merged and isinstance(last := merged[-1], Text):
-                merged[-1] = Text(last.text + BLOCK_SEPARATOR + block.text)
-                continue
-        merged.append(block)
-    return merged
+    told = (block for block in blocks if not isinstance(block, Text) or block.text)
+    joined: list[Block] = []
+    for is_text, group in itertools.groupby(told, lambda block: isinstance(block, Text)):
+        if is_text:
+            texts = (block.text for block in group if isinstance(block, Text))
+            joined.append(Text(BLOCK_SEPARATOR.join(texts)))
+        else:
+            joined += group
+    return joined
 
 
 def _call(block: ToolUseBlock | ServerToolUseBlock | McpToolUseBlock, path: str) -> ToolCall:

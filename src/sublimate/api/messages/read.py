@@ -21,7 +21,7 @@ from ...model.turns import Turn, is_continued
 from ..conversation import EFFORTS, within_answer
 from ..files.handlers import FileTexts
 from .edits import AppliedEdit, apply_edits
-from .fingerprints import MissReason, fingerprints_of
+from .fingerprints import Fingerprint, MissReason, fingerprint, fingerprints_of
 from .normalise import Policy, normalise
 from .schema import MessagesRequest, ThinkingParam, check_offered, decode_request
 from .tools import read_tools
@@ -41,7 +41,8 @@ class MessagesGeneration(Generation, frozen=True, kw_only=True):
     original_tokens: int | None = None
     """Of the prompt before the edits of its context; None: the request names none."""
     applied_edits: tuple[AppliedEdit, ...] = ()
-    wants_diagnostics: bool = False
+    fingerprint: Fingerprint | None = None
+    """Of the prompt, if the request asks for diagnostics."""
     previous_message_id: str | None = None
     miss_reason: MissReason = ""
     """What of the prompt is not as it was for the previous message."""
@@ -59,6 +60,9 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
     owner = exchange.tenant_key
     generation = _generation(server, request, request, profile, owner)
     changes: dict[str, Any] = {"names_window": _names_window(server, exchange)}
+    if request.diagnostics is not None:
+        # Here and not when the answer begins: long bodies are read on worker threads.
+        changes["fingerprint"] = fingerprint(generation)
     if previous := generation.previous_message_id:
         found = fingerprints_of(server).compare(owner, previous, generation)
         changes["miss_reason"], changes["previous_tokens"] = found
@@ -118,12 +122,12 @@ def _generation(
         stream=bool(request.stream),
         tools=told,
         withdrawn_tools=conversation.withdrawn,
+        schema_paths=tools.schema_paths,
         parallel_tools=not (choice and choice.disable_parallel_tool_use),
         answer_schema=_answer_schema(request),
         thinking=thinking,
         original_tokens=original_tokens,
         applied_edits=tuple(applied),
-        wants_diagnostics=request.diagnostics is not None,
         previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,
     )
     if generation.answer_schema is not None and is_continued(generation.turns):

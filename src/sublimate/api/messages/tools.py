@@ -33,6 +33,8 @@ class ToolSet(msgspec.Struct):
     """From the beginning."""
     deferred: dict[str, Tool]
     """Not before something names them."""
+    schema_paths: dict[str, str] = {}
+    """Where the schema of each stands in the body."""
 
     def find(self, name: str) -> Tool | None:
         return self.told.get(name) or self.deferred.get(name)
@@ -48,6 +50,7 @@ def read_tools(params: Sequence[ToolParam], *, tools_max: int) -> ToolSet:
         if tools.find(tool.name) is not None:
             raise ApiError("tool_name_conflict", path=f"tools.{index}.name", name=tool.name)
         (tools.deferred if param.defer_loading else tools.told)[tool.name] = tool
+        tools.schema_paths[tool.name] = f"tools.{index}.input_schema"
     return tools
 
 

@@ -18,7 +18,14 @@ from ...edge.generate import choose_profile
 from ...edge.generation import UNLIMITED, Generation
 from ...edge.sampling import Sampling, SamplingFields
 from ...model.turns import Role, Turn
-from ..conversation import Conversation, check_tools, checked, make_tool, thinking_budget
+from ..conversation import (
+    Conversation,
+    check_tools,
+    checked,
+    make_tool,
+    schema_paths,
+    thinking_budget,
+)
 from ..decode import decode_body
 from ..openai.chat import logprobs_of
 from ..openai.request import ANY_OBJECT, Function
@@ -136,7 +143,8 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGene
     ]
     check_tools(tools, server.limits.tools_max)
     turns = read_messages(request.messages, server.limits.messages_max)
-    return _generation(server, request, turns=turns, tools=tuple(tools))
+    paths = schema_paths(tools, "function.parameters")
+    return _generation(server, request, turns=turns, tools=tuple(tools), schema_paths=paths)
 
 
 def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGeneration:

@@ -5,7 +5,7 @@ defines: ChatRequest, ChatGeneration, read_chat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +16,13 @@ from ...edge.generate import choose_profile
 from ...edge.generation import Generation
 from ...model.tool_formats import Tool
 from ...model.turns import Role
-from ..conversation import Conversation, check_tools, make_tool, thinking_budget
+from ..conversation import (
+    Conversation,
+    check_tools,
+    make_tool,
+    schema_paths,
+    thinking_budget,
+)
 from ..decode import decode_body
 from .request import (
     Function,
@@ -27,8 +33,8 @@ from .request import (
     check_not_offered,
     check_one,
     checked_sampling,
-    chosen_tool,
     content_text,
+    read_choice,
 )
 from .scores import Vocabulary
 
@@ -116,7 +122,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         limit = ("max_completion_tokens", request.max_completion_tokens)
     sampling = checked_sampling(server, request, limit, request.stop, logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
-    choice, chosen = chosen_tool(request.tool_choice, _chosen_name(request.tool_choice), tools)
+    choice = read_choice(request.tool_choice, tools)
     return ChatGeneration(
         model_name=model_name,
         turns=read_messages(request.messages, server.limits.messages_max),
@@ -124,8 +130,10 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         profile=profile,
         stream=bool(request.stream),
         tools=tuple(tools),
-        tool_choice=choice,
-        chosen_tool=chosen,
+        schema_paths=schema_paths(tools, "function.parameters"),
+        tool_choice=choice.choice,
+        chosen_tool=choice.name,
+        withdrawn_tools=choice.withdrawn,
         parallel_tools=request.parallel_tool_calls is not False,
         answer_schema=_answer_schema(request.response_format),
         thinking=thinking_budget("reasoning_effort", request.reasoning_effort, sampling.max_tokens),
@@ -158,11 +166,6 @@ def read_tools(params: list[ToolParam], tools_max: int) -> list[Tool]:
         tools.append(make_tool(path, function.name, function.description, schema, strict))
     check_tools(tools, tools_max)
     return tools
-
-
-def _chosen_name(choice: str | dict[str, Any] | None) -> Any:
-    function = choice.get("function") if isinstance(choice, dict) else None
-    return cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
 
 
 def _answer_schema(format: ResponseFormat | None) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""POST /v1/chat/completions, /v1/completions and /v1/responses; GET and DELETE of a response.
+"""POST /v1/chat/completions, /v1/completions and /v1/responses; GET and DELETE of a response,
+GET of what it was an answer to.
 
-defines: chat_completions, completions, create_response, retrieve_response, delete_response, CHAT,
-         COMPLETIONS, RESPONSES
+defines: chat_completions, completions, create_response, retrieve_response, list_input_items,
+         delete_response, CHAT, COMPLETIONS, RESPONSES
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ...edge.generate import generate
 from .chat import read_chat
 from .chat_frames import ChatDialect
 from .completions import CompletionDialect, read_completion
+from .input_items import input_items, page_of_items
 from .response_frames import ResponsesDialect
 from .response_store import store_of
 from .responses import read_response
@@ -48,6 +50,14 @@ def retrieve_response(server: EdgeServer, exchange: Exchange) -> None:
     """One that was kept. Raises ApiError (404)."""
     identifier = exchange.request.segments()[-1]
     exchange.send_json(200, store_of(server).find(exchange.tenant_key, identifier).body)
+
+
+def list_input_items(server: EdgeServer, exchange: Exchange) -> None:
+    """Of one that was kept. Raises ApiError."""
+    identifier = exchange.request.segments()[-2]
+    kept = store_of(server).find(exchange.tenant_key, identifier)
+    page = page_of_items(input_items(identifier, kept.inputs), exchange.request.query)
+    exchange.send_json(200, msgspec.json.encode(page))
 
 
 def delete_response(server: EdgeServer, exchange: Exchange) -> None:

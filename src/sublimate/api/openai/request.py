@@ -1,12 +1,13 @@
 """What the bodies of the OpenAI APIs share.
 
 defines: SharedFields, StreamOptions, StopFields, check_not_offered, check_one, checked_sampling,
-         Part, content_text, JsonSchema, answer_schema, Function, chosen_tool
+         Part, content_text, JsonSchema, answer_schema, Function, Choice, read_choice
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-CHOICES: dict[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "any"}
+MODES: dict[str, ToolChoice] = {"auto": "auto", "required": "any"}
+CHOICES: dict[str, ToolChoice] = {"none": "none", **MODES}
 
 
 class SharedFields(OtherFields, kw_only=True):
@@ -135,22 +137,62 @@ class Function(msgspec.Struct):
     strict: bool | None = None
 
 
-def chosen_tool(
-    choice: str | dict[str, Any] | None, name: Any, tools: list[Tool]
-) -> tuple[ToolChoice, str]:
-    """tool_choice of a generation and its name. `name`: of a choice that is an object. Raises
-    ApiError."""
-    if choice is None:
-        return "auto", ""
-    if isinstance(choice, str):
-        known = CHOICES.get(choice)
-        if known is None:
-            raise field_error("tool_choice", "expected none, auto, required or a function")
-        if known == "any" and not tools:
-            raise field_error("tool_choice", "there are no tools to choose from")
-        return known, ""
-    if choice.get("type") != "function":
-        raise field_error("tool_choice.type", "the choice of a function is the only one offered")
-    if not isinstance(name, str) or name not in {tool.name for tool in tools}:
-        raise field_error("tool_choice", "no tool of this request has this name")
-    return "tool", name
+class Choice(msgspec.Struct, frozen=True):
+    """tool_choice as a generation has it."""
+
+    choice: ToolChoice = "auto"
+    name: str = ""
+    withdrawn: frozenset[str] = frozenset()
+    """Names of tools that are told and may not be called."""
+
+
+def read_choice(given: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Choice:
+    """Of chat completions, whose choices name a function in an object of its own, and of
+    responses, which are flat. Raises ApiError."""
+    names = {tool.name for tool in tools}
+    if given is None:
+        return Choice()
+    if isinstance(given, str):
+        return _choice_of_mode("tool_choice", given, CHOICES, names)
+    if given.get("type") == "allowed_tools":
+        return _allowed(given, names)
+    if given.get("type") != "function":
+        reason = "expected function or allowed_tools: no other tools are offered"
+        raise field_error("tool_choice.type", reason)
+    return Choice("tool", _chosen_name("tool_choice", given, names))
+
+
+def _choice_of_mode(
+    path: str, mode: Any, modes: Mapping[str, ToolChoice], callable_names: set[str]
+) -> Choice:
+    known = modes.get(mode) if isinstance(mode, str) else None
+    if known is None:
+        raise field_error(path, f"expected {', '.join(modes)}, or the choice of a function")
+    if known == "any" and not callable_names:
+        raise field_error("tool_choice", "there are no tools to choose from")
+    return Choice(known)
+
+
+def _allowed(given: dict[str, Any], names: set[str]) -> Choice:
+    """Some of the tools: all are told, so that the prompt's beginning stays as it is."""
+    path = "tool_choice"
+    if isinstance(inner := given.get("allowed_tools"), dict):
+        path, given = f"{path}.allowed_tools", cast(dict[str, Any], inner)
+    entries = given.get("tools")
+    if not isinstance(entries, list) or not entries:
+        raise field_error(f"{path}.tools", "expected a list of at least one function")
+    allowed = {
+        _chosen_name(f"{path}.tools.{index}", entry, names)
+        for index, entry in enumerate(cast(list[Any], entries))
+    }
+    mode = _choice_of_mode(f"{path}.mode", given.get("mode"), MODES, allowed)
+    return msgspec.structs.replace(mode, withdrawn=frozenset(names - allowed))
+
+
+def _chosen_name(path: str, entry: Any, names: set[str]) -> str:
+    given = cast(dict[str, Any], entry) if isinstance(entry, dict) else {}
+    function = given.get("function", given)
+    name = cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise field_error(path, "no tool of this request has this name")
+    return name

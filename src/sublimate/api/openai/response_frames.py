@@ -20,7 +20,7 @@ from ...edge.dialect import Dialect, Score
 from ...edge.errors import ApiError
 from ...edge.stream import Answer
 from ...model.tool_formats import canonical_json
-from ...model.turns import Block, Text, Thinking, ToolCall, Turn, append_turn, is_continued
+from ...model.turns import Block, Text, Thinking, ToolCall, Turn, is_continued, merged
 from .chat_frames import call_id
 from .errors import OPENAI_ERRORS, described
 from .responses import ResponsesGeneration
@@ -173,13 +173,19 @@ class ResponsesDialect(Dialect):
         store = self._generation.store
         if store is not None:
             owner = answer.exchange.tenant_key
-            store.keep(owner, answer.message_id, ENCODE(response), self._conversation())
+            turns, inputs = self._conversation(), self._generation.conversation
+            if turns is not None:
+                store.keep(owner, answer.message_id, ENCODE(response), turns, inputs)
         return response
 
-    def _conversation(self) -> list[Turn]:
-        """With this answer."""
+    def _conversation(self) -> list[Turn] | None:
+        """With this answer. None: a call has a number that no double holds, so nobody can go on
+        from it."""
         turns = list(self._generation.conversation)
-        blocks = list(map(_block, self._output))
+        try:
+            blocks = list(map(_block, self._output))
+        except msgspec.ValidationError:
+            return None
         if is_continued(turns) and blocks and isinstance(blocks[0], Text):
             *before, last = turns.pop().blocks
             if isinstance(last, Text):
@@ -187,9 +193,7 @@ class ResponsesDialect(Dialect):
             else:
                 before.append(last)
             blocks = [*before, *blocks]
-        for block in blocks:
-            append_turn(turns, Turn("assistant", (block,)))
-        return turns
+        return merged([*turns, *(Turn("assistant", (block,)) for block in blocks)])
 
     def _response(self, status: str) -> Json:
         return {

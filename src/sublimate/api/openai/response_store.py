@@ -33,6 +33,8 @@ class Kept(msgspec.Struct, frozen=True):
     body: bytes
     turns: tuple[Turn, ...]
     """Without instructions: those are of one response alone."""
+    inputs: tuple[Turn, ...] = ()
+    """Those of it that it was an answer to."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,9 +61,16 @@ class ResponseStore:
         self._lock = threading.Lock()
         self.bytes = 0
 
-    def keep(self, owner: bytes, identifier: str, body: bytes, turns: Sequence[Turn]) -> None:
+    def keep(
+        self,
+        owner: bytes,
+        identifier: str,
+        body: bytes,
+        turns: Sequence[Turn],
+        inputs: Sequence[Turn] = (),
+    ) -> None:
         """The oldest go for it. One too large for the whole store is not kept."""
-        kept = Kept(body, tuple(turns))
+        kept = Kept(body, tuple(turns), tuple(inputs))
         if kept.size_bytes > self._bytes_max:
             return
         with self._lock:

@@ -15,7 +15,13 @@ from ...edge.generate import choose_profile
 from ...edge.generation import Generation
 from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR, Role, Turn, said
-from ..conversation import Conversation, check_tools, make_tool, thinking_budget
+from ..conversation import (
+    Conversation,
+    check_tools,
+    make_tool,
+    schema_paths,
+    thinking_budget,
+)
 from ..decode import decode_body
 from .chat import logprobs_of
 from .request import (
@@ -25,8 +31,8 @@ from .request import (
     answer_schema,
     check_not_offered,
     checked_sampling,
-    chosen_tool,
     content_text,
+    read_choice,
 )
 from .response_store import ResponseStore, store_of
 from .scores import Vocabulary
@@ -132,9 +138,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     limit = ("max_output_tokens", request.max_output_tokens)
     sampling = checked_sampling(server, request, limit, logprobs=logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
-    choice = request.tool_choice
-    named = choice.get("name") if isinstance(choice, dict) else None
-    tool_choice, chosen = chosen_tool(choice, named, tools)
+    choice = read_choice(request.tool_choice, tools)
     store = store_of(server)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
@@ -150,8 +154,10 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         profile=profile,
         stream=bool(request.stream),
         tools=tuple(tools),
-        tool_choice=tool_choice,
-        chosen_tool=chosen,
+        schema_paths=schema_paths(tools, "parameters"),
+        tool_choice=choice.choice,
+        chosen_tool=choice.name,
+        withdrawn_tools=choice.withdrawn,
         parallel_tools=request.parallel_tool_calls is not False,
         answer_schema=_answer_schema(request.text),
         thinking=thinking_budget("reasoning.effort", effort, sampling.max_tokens),
