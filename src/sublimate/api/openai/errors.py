@@ -66,6 +66,9 @@ class SharedErrors(ErrorShape):
         whole["error"] |= _place(error)
         return msgspec.json.encode(whole)
 
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        return b"event: error\ndata: " + self.body(error, request_id) + b"\n\n"
+
 
 OPENAI_ERRORS = OpenAIErrors()
 SHARED_ERRORS = SharedErrors()

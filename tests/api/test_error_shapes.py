@@ -1,0 +1,268 @@
+"""Every row of the error table over the wire, in each envelope; each route's errors in its own."""
+
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from harness import Served, exchange_bytes, serve
+from house import ROOT
+from sublimate.api.routes import SHAPES, TABLE
+from sublimate.edge.app import EdgeServer
+from sublimate.edge.errors import TABLE as ERRORS
+from sublimate.edge.errors import ApiError
+from sublimate.edge.exchange import Exchange
+from sublimate.edge.routes import Routes
+from sublimate.model.template import TemplateLimitError
+from test_errors import check_error
+
+BLANK = 7
+SECONDS = 3
+OPENAI_TYPES = {
+    "invalid_request_error": "invalid_request_error",
+    "request_too_large": "invalid_request_error",
+    "not_found_error": "invalid_request_error",
+    "authentication_error": "authentication_error",
+    "permission_error": "permission_error",
+    "rate_limit_error": "rate_limit_error",
+    "overloaded_error": "server_error",
+    "api_error": "server_error",
+}
+SURFACES = {
+    "/v1/messages": "messages",
+    "/v1/chat/completions": "openai",
+    "/v1/completions": "openai",
+    "/v1/responses": "openai",
+    "/api/chat": "ollama",
+    "/v1/models": "shared",
+}
+TOO_LARGE = (32 << 20) + 1
+
+
+def made(code: str) -> ApiError:
+    fields = string.Formatter().parse(ERRORS[code].text)
+    return ApiError(code, **{name: BLANK for _, name, _, _ in fields if name}).after(SECONDS)
+
+
+def raise_row(server: EdgeServer, exchange: Exchange) -> None:
+    code = exchange.request.segments()[-1]
+    if exchange.request.method == "DELETE":  # of a stream that breaks
+        exchange.start_stream([], b"")
+    raise made(code)
+
+
+@pytest.fixture(scope="module")
+def raising() -> Iterator[Served]:
+    table = {f"{path}/{{code}}": {"GET": raise_row, "DELETE": raise_row} for path in SURFACES}
+    with serve(routes=Routes(table, SHAPES)) as served:
+        yield served
+
+
+def check(envelope: str, content: Any, request_id: str, error: ApiError) -> None:
+    """The body, member by member."""
+    kind, text = error.kind, error.text
+    details = {"details": {"error_code": kind.error_code}} if kind.error_code else {}
+    if envelope == "ollama":
+        assert content == {"error": text}
+        return
+    inner = content["error"]
+    if envelope == "openai":
+        assert set(content) == {"error"} and set(inner) == {"message", "type", "param", "code"}
+        assert inner["message"] == text and inner["type"] == OPENAI_TYPES[kind.type]
+        return
+    place = {name: inner[name] for name in ("param", "code")} if envelope == "shared" else {}
+    assert content == {
+        "type": "error",
+        "error": {"type": kind.type, "message": text, **details, **place},
+        "request_id": request_id,
+    }
+
+
+@pytest.mark.parametrize(("path", "envelope"), SURFACES.items())
+def test_every_row_in_every_envelope(raising: Served, path: str, envelope: str) -> None:
+    for code in ERRORS:
+        error = made(code)
+        reply = raising.client.get(f"{path}/{code}")
+        their_client_knows_503 = error.kind.status == 529 and envelope in ("openai", "ollama")
+        assert reply.status_code == (503 if their_client_knows_503 else error.kind.status)
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["retry-after"] == str(SECONDS)
+        retry = None if error.kind.retry is None else str(error.kind.retry).lower()
+        assert reply.headers.get("x-should-retry") == retry
+        assert (reply.headers.get("connection") == "close") == error.kind.close
+        request_id = reply.headers["request-id"]
+        if envelope in ("openai", "shared"):
+            assert reply.headers["x-request-id"] == request_id
+        check(envelope, reply.json(), request_id, error)
+        broken = raising.client.delete(f"{path}/{code}")
+        assert broken.status_code == 200
+        last = broken.text.strip().rpartition("data: ")[2]
+        check(envelope, msgspec.json.decode(last), broken.headers["request-id"], error)
+        assert broken.text.startswith("event: error\n") == (envelope in ("messages", "shared"))
+
+
+# ---- the real routes -----------------------------------------------------------------------------
+def envelope_of(path: str) -> str:
+    """By the path alone, as the documentation says."""
+    if path.startswith("/api/"):
+        return "ollama"
+    if path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses")):
+        return "openai"
+    own = path.startswith("/v1/messages") or not path.startswith("/v1/")
+    return "messages" if own else "shared"
+
+
+def check_real(reply: httpx.Response, code: str, envelope: str) -> None:
+    assert reply.status_code == ERRORS[code].status, reply.text
+    check_content(reply.json(), reply.headers["request-id"], code, envelope)
+
+
+def check_content(content: Any, request_id: str, code: str, envelope: str) -> None:
+    kind = ERRORS[code]
+    error = ApiError(code, **dict.fromkeys(("allowed", "maximum"), BLANK))
+    inner = content["error"]
+    error.text = inner if envelope == "ollama" else inner["message"]
+    assert error.text.startswith(kind.text.partition("{")[0])
+    check(envelope, content, request_id, error)
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_each_route_errs_in_its_envelope(shared: Served, path: str) -> None:
+    envelope = envelope_of(path)
+    check_real(shared.client.patch(path), "method", envelope)
+    if path not in ("/", "/api/hello"):
+        check_real(shared.client.get(f"{path}/no/such/thing"), "not_found", envelope)
+    if "POST" in TABLE[path] and path != "/v1/files":  # those are larger
+        with shared.connect() as sock:
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {TOO_LARGE}\r\n\r\n"
+            raw = exchange_bytes(sock, head.encode())
+        assert raw.status == 413
+        check_content(raw.json, raw.headers["request-id"], "request_too_large", envelope)
+
+
+@pytest.mark.parametrize("path", [
+    "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches", "/v1/chat/completions",
+    "/v1/completions", "/v1/responses", "/api/chat", "/api/generate", "/api/show", "/tokenize",
+    "/detokenize",
+])  # fmt: skip
+def test_bad_json_is_told_in_the_envelope_of_the_route(shared: Served, path: str) -> None:
+    for content, code in ((b"{", "invalid_json"), (b'{"a":"\xff"}', "invalid_utf8")):
+        check_real(shared.client.post(path, content=content), code, envelope_of(path))
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])
+def test_embeddings_are_told_not_to_be_there(shared: Served, path: str) -> None:
+    reply = shared.client.post(path, json={"model": "tiny", "input": "a"})
+    check_real(reply, "embeddings", envelope_of(path))
+
+
+# ---- what causes them ----------------------------------------------------------------------------
+def test_another_version_of_http_is_refused(shared: Served) -> None:
+    with shared.connect() as sock:
+        raw = exchange_bytes(sock, b"GET /livez HTTP/2.0\r\nhost: localhost\r\n\r\n")
+    assert raw.status == 400
+    check_content(raw.json, raw.headers["request-id"], "unsupported_version", "messages")
+
+
+def test_tools_that_cannot_be(shared: Served) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    reply = shared.message(tools=[tool, tool])
+    check_error(reply, 400, "tools.1.name: two tools have the name f")
+    property_schema = {"type": "string", "pattern": "(?=a)b"}
+    schema = {"type": "object", "properties": {"a": property_schema}}
+    reply = shared.message(tools=[{**tool, "input_schema": schema, "strict": True}])
+    error = check_error(reply, 400, "tools.0.input_schema.")
+    assert "a strict tool's schema has to be enforced whole" in error["message"]
+
+
+def test_a_conversation_beyond_what_is_rendered(
+    shared: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(*given: Any, **options: Any) -> None:
+        raise TemplateLimitError
+
+    monkeypatch.setattr(type(shared.server.model.template), "render", render)
+    check_error(shared.message(), 400, "messages: this conversation exceeds")
+
+
+def test_files_have_a_number(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublimate.api.files.store.FILES_PER_OWNER_MAX", 0)
+    reply = shared.client.post("/v1/files", files={"file": ("a.txt", b"a", "text/plain")})
+    check_real(reply, "too_many_files", "shared")
+
+
+def test_a_model_that_does_not_load() -> None:
+    with serve() as served:
+        served.call(lambda: served.server.engine_lost("load_failed", "It is cut short."))
+        reply = served.message()
+        check_error(reply, 503, "The model could not be loaded.")
+        assert reply.json()["finding"] == "It is cut short."
+
+
+CAUSES = {
+    "malformed_request": "wire::doubtful_framing_is_refused_and_closes",
+    "unsupported_version": "error_shapes::another_version_of_http_is_refused",
+    "unsupported_transfer_encoding": "wire::doubtful_framing_is_refused_and_closes",
+    "chunk_overhead": "wire::one_byte_chunks_are_refused",
+    "headers_too_large": "wire::large_heads_are_431",
+    "headers_too_slow": "wire::a_trickled_head_ends_at_the_absolute_deadline",
+    "body_too_slow": "files::a_slow_or_cut_upload_leaves_nothing",
+    "request_too_large": "error_shapes::each_route_errs_in_its_envelope",
+    "body_encoding": "coding::other_codings_are_refused_as_ever",
+    "body_not_gzip": "coding::what_is_no_gzip_is_400",
+    "body_too_large_decoded": "coding::a_bomb_is_413_before_it_is_a_body",
+    "charset": "errors::compressed_bodies_and_other_charsets",
+    "too_many_connections": "wire::few_of_the_refused_may_stay",
+    "unauthenticated": "operations::every_route_but_the_open_ones_needs_a_key",
+    "rate_limited": "batches::a_limit_of_requests_a_minute_is_waited_for",
+    "too_many_at_once": "keys::requests_at_once_and_a_client_that_leaves_frees_its_place",
+    "origin_refused": "operations::cors_by_default_takes_pages_of_this_machine_only",
+    "host_refused": "operations::a_foreign_host_is_a_typed_error",
+    "embeddings": "error_shapes::embeddings_are_told_not_to_be_there",
+    "not_found": "error_shapes::each_route_errs_in_its_envelope",
+    "doubled_prefix": "errors::routes",
+    "method": "error_shapes::each_route_errs_in_its_envelope",
+    "unknown_batch": "batches::tenants_and_limits_are_those_of_the_key",
+    "batch_runs": "batches::cancel_ends_what_runs_and_what_waits",
+    "unknown_file": "files::a_file_is_its_owners",
+    "file_too_large": "files::limits_say_what_to_do",
+    "files_too_large": "files::limits_say_what_to_do",
+    "too_many_files": "error_shapes::files_have_a_number",
+    "data_in_use": "batches::a_folder_in_use_costs_only_batches",
+    "data_unavailable": "batches::a_folder_that_cannot_be_used_is_a_typed_error",
+    "key_removed": "batches::a_removed_key_ends_its_batches",
+    "unknown_model": "errors::an_unknown_model_is_named",
+    "response_not_found": "responses::responses_are_kept_for_their_owner",
+    "invalid_utf8": "error_shapes::bad_json_is_told_in_the_envelope_of_the_route",
+    "invalid_json": "error_shapes::bad_json_is_told_in_the_envelope_of_the_route",
+    "json_too_deep": "errors::bodies_that_are_no_json",
+    "json_too_many": "errors::bodies_that_are_no_json",
+    "field": "errors::field_errors_name_their_path",
+    "tool_name_conflict": "error_shapes::tools_that_cannot_be",
+    "strict_schema": "error_shapes::tools_that_cannot_be",
+    "prompt_too_long": "messages::a_prompt_far_beyond_the_context_costs_little",
+    "template_limit": "error_shapes::a_conversation_beyond_what_is_rendered",
+    "profile_missing": "messages::the_strict_contract_wants_a_profile",
+    "profile_pinned": "messages::a_pinned_server_names_both_profiles",
+    "overloaded": "operations::beyond_the_queue_it_is_529",
+    "draining": "operations::drain_ends_streams_at_its_limit",
+    "engine_unavailable": "messages::count_tokens_needs_no_engine_and_no_context",
+    "hardware_not_supported": "operations::an_engine_that_will_not_come_back_says_why",
+    "load_failed": "error_shapes::a_model_that_does_not_load",
+    "engine_lost": "operations::a_lost_engine_is_told_to_everybody_at_once",
+    "generation_failed": "edge_stream::the_last_text_comes_before_the_one_error",
+    "internal": "errors::a_bug_in_a_handler_is_an_internal_error",
+}
+"""A test of what brings each row about: file and name, without test_."""
+
+
+def test_every_row_has_a_test_of_what_causes_it() -> None:
+    assert set(CAUSES) == set(ERRORS)
+    for place in CAUSES.values():
+        file, _, name = place.partition("::")
+        files = (ROOT / "tests").rglob(f"test_{file}.py")
+        texts = [path.read_text(encoding="utf-8") for path in files]
+        assert any(f"def test_{name}(" in text for text in texts), place
