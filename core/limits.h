@@ -25,7 +25,7 @@ constexpr int32_t SLOT_CLASSES = 5;
 constexpr int32_t SLOT_WORDS[SLOT_CLASSES] = {1024, 4096, 16384, 65536, 524288};
 constexpr int32_t SLOT_COUNTS[SLOT_CLASSES] = {256, 128, 64, 32, 8};
 constexpr int32_t SLOTS_MAX = 488;
-constexpr int32_t MASK_SLOTS = 64; // token masks of constrained rows, per edge
+constexpr int32_t MASK_SLOTS = 256; // token masks and triggers of all that run, per edge
 
 // ---- rings ----------------------------------------------------------------------------------
 constexpr int32_t CACHE_LINE_BYTES = 64;

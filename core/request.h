@@ -57,10 +57,11 @@ struct RequestHeader {
     int32_t submitted_ns_low; // monotonic clock when the edge handed it over
     int32_t submitted_ns_high;
     int32_t trigger_slot; // with FLAG_MASKED: tokens that end a free stretch; -1 none
-    int32_t reserved[28]; // zero
+    int32_t free_end; // a free stretch that began before this generated token ends at it; 0: none
+    int32_t reserved[27]; // zero
 };
 
-constexpr int32_t REQUEST_VERSION = 2;
+constexpr int32_t REQUEST_VERSION = 3;
 constexpr int32_t REQUEST_HEADER_WORDS = sizeof(RequestHeader) / sizeof(int32_t);
 
 // What a row of a step record says. One request sees ADMITTED once, then rows with TOKEN, then
@@ -127,7 +128,8 @@ static_assert(offsetof(RequestHeader, adapter) == 27 * 4);
 static_assert(offsetof(RequestHeader, tenant_low) == 29 * 4);
 static_assert(offsetof(RequestHeader, submitted_ns_low) == 33 * 4);
 static_assert(offsetof(RequestHeader, trigger_slot) == 35 * 4);
-static_assert(offsetof(RequestHeader, reserved) == 36 * 4);
+static_assert(offsetof(RequestHeader, free_end) == 36 * 4);
+static_assert(offsetof(RequestHeader, reserved) == 37 * 4);
 static_assert(sizeof(TokenRow) == limits::TOKEN_ROW_WORDS * 4);
 static_assert(sizeof(StepRecord) == limits::STEP_HEADER_WORDS * 4);
 // The longest context fits the largest slot together with the scores of all its positions.

@@ -117,6 +117,7 @@ constexpr RequestField REQUEST_FIELDS[] = {
     FIELD(submitted_ns_low),
     FIELD(submitted_ns_high),
     FIELD(trigger_slot),
+    FIELD(free_end),
     FIELD(reserved),
 };
 #undef FIELD

@@ -52,6 +52,8 @@ enum class Fault : int32_t {
     stale_freedom_used,
     trigger_ignored,
     draft_past_trigger,
+    free_end_ignored,
+    kept_stop_ends,
     late_row_kept,
     late_row_spins,
     count,
@@ -99,6 +101,8 @@ constexpr const char* FAULT_NAMES[static_cast<int32_t>(Fault::count)] = {
     "stale_freedom_used",
     "trigger_ignored",
     "draft_past_trigger",
+    "free_end_ignored",
+    "kept_stop_ends",
     "late_row_kept",
     "late_row_spins",
 };

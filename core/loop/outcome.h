@@ -37,6 +37,9 @@ SUBLIMATE_HD inline void sample_task(LoopState& loop, const SamplerOps& ops,
     SampleRequest request = {&s.header, bias_words(words, s.header),
                              masked ? mask_bits(view, s.header.mask_slot) : nullptr,
                              loop.config.vocabulary, position + 1};
+    // Who says when a free stretch ends may also keep the answer from ending in it.
+    bool watched = !masked && (s.header.flags & FLAG_MASKED) != 0 && s.header.trigger_slot >= 0;
+    if (watched) request.kept = mask_bits(view, s.header.trigger_slot);
     auto history = [&loop, &s](int32_t at) { return loop.kv.token_at(s.table, at); };
     sample_row(ops, logits, request, history, loop.scratch[lane], loop.samples[task]);
 }
@@ -66,7 +69,7 @@ SUBLIMATE_HD inline void accept_token(LoopState& loop, int32_t index, int32_t ta
     s.generated++;
     s.mask_misses = 0;
     s.unmasked = loop.tasks[task].mask == MaskState::free;
-    if (is_trigger(loop, s, sample.token) && !fault(Fault::trigger_ignored)) s.unmasked = false;
+    if (ends_freedom(loop, s, sample.token, s.generated)) s.unmasked = false;
     edge.counters.generated_tokens++;
     FinishReason why = stop_reason(s.header, sample.token, s.generated, loop.config.context_tokens);
     TokenRow row = terminal_row(s, why);

@@ -4,11 +4,12 @@
 //
 // Order: finite check; repetition penalty (prompt and output), frequency and presence penalties
 // (output), logit_bias, token mask; then temperature, top-k, top-p, min-p and a Gumbel-max draw
-// keyed by (seed, position). Log-probabilities are those of the untransformed row. A greedy row
+// keyed by (seed, position). Where an answer must go on, a stop token is drawn again without stop
+// tokens. Log-probabilities are those of the untransformed row. A greedy row
 // without any of these is one finite check and one argmax.
 //
-// defines: SampleRequest, SampleScratch, SAMPLE_*, Sample, needs_transform, transform, sample_row,
-// score_row
+// defines: SampleRequest, SampleScratch, SAMPLE_*, Sample, needs_transform, transform,
+// is_kept_from, sample_row, score_row
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "fault.h"
 #include "sampler_ops.h"
 #include "select.h"
+#include "stop.h"
 
 namespace sublimate {
 
@@ -30,6 +32,8 @@ struct SampleRequest {
     const uint32_t* mask; // (ceil(vocabulary / 32)) bit 1 = allowed; null: all
     int32_t vocabulary;
     int32_t position; // of the token to sample: prompt_length + index of the generated token
+    const uint32_t* kept = nullptr; // as `mask`: a stop token that is one of these is drawn again
+    bool without_stops = false;     // no stop token is allowed
 };
 
 // One per row that is sampled at the same time. `counts` is all zero between calls.
@@ -68,8 +72,8 @@ SUBLIMATE_HD inline bool has_penalties(const RequestHeader& h) {
 }
 
 SUBLIMATE_HD inline bool needs_transform(const SampleRequest& request) {
-    return request.mask != nullptr || request.header->logit_bias_count > 0 ||
-           has_penalties(*request.header);
+    return request.mask != nullptr || request.without_stops ||
+           request.header->logit_bias_count > 0 || has_penalties(*request.header);
 }
 
 SUBLIMATE_HD inline float clamp_logit(float value) {
@@ -127,6 +131,10 @@ SUBLIMATE_HD inline void transform(const float* logits, const SampleRequest& req
         if (id < 0 || id >= request.vocabulary) continue;
         if ((word & FLOAT_EXPONENT_BITS) == FLOAT_EXPONENT_BITS) continue;
         scratch.logits[id] = clamp_logit(scratch.logits[id] + bits_float(word));
+    }
+    for (int32_t i = 0; request.without_stops && i < request.header->stop_token_count; i++) {
+        CHECK(request.header->stop_tokens[i] >= 0);
+        scratch.logits[request.header->stop_tokens[i]] = MINUS_INFINITY;
     }
     if (request.mask == nullptr || fault(Fault::mask_ignored)) return;
     apply_mask(request.mask, request.vocabulary, scratch.logits);
@@ -188,6 +196,14 @@ SUBLIMATE_HD inline void fill_logprobs(const SamplerOps& ops, const float* logit
     sample.alternatives = count;
 }
 
+// Whether the token would end an answer that must go on.
+SUBLIMATE_HD inline bool is_kept_from(const SampleRequest& request, int32_t token) {
+    if (request.kept == nullptr || fault(Fault::kept_stop_ends)) return false;
+    if ((request.header->flags & FLAG_IGNORE_EOS) != 0) return false;
+    return is_stop_token(*request.header, token) &&
+           (request.kept[token / 32] >> (token % 32) & 1u) != 0;
+}
+
 template <class History>
 SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
                                     const SampleRequest& request, History&& history,
@@ -206,6 +222,15 @@ SUBLIMATE_HD inline void sample_row(const SamplerOps& ops, const float* logits,
     if (token < 0 || token >= request.vocabulary) {
         if (request.mask != nullptr) sample.token = SAMPLE_NOTHING_ALLOWED;
         return;
+    }
+    if (is_kept_from(request, token)) {
+        // Rare, so that a stretch without masks costs nothing: drawn again, not masked before.
+        SampleRequest again = request;
+        again.kept = nullptr;
+        again.without_stops = true;
+        transform(logits, again, history, scratch);
+        token = choose_token(ops, scratch.logits, again, scratch);
+        if (token < 0 || token >= request.vocabulary) return;
     }
     sample.token = token;
     if (request.header->logprobs >= 0)

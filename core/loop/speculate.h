@@ -162,7 +162,8 @@ SUBLIMATE_HD inline int32_t rows_confirmed(const LoopState& loop, const Sequence
         FinishReason why =
             stop_reason(s.header, token, s.generated + rows, loop.config.context_tokens);
         if (why != FinishReason::none) break;
-        if (is_trigger(loop, s, token) && !fault(Fault::draft_past_trigger)) break;
+        bool ends = ends_freedom(loop, s, token, s.generated + rows);
+        if (ends && !fault(Fault::draft_past_trigger)) break;
     }
     return rows;
 }

@@ -1,8 +1,8 @@
 // Everything a loop knows, as one plain struct, and the few operations that more than one phase
 // needs: how a request ends, and how an edge ends.
 //
-// defines: LoopState, state_start, prompt, mask_needed, is_trigger, terminal_row, remove_from,
-// set_free, finish, lose
+// defines: LoopState, state_start, prompt, mask_needed, is_trigger, ends_freedom, terminal_row,
+// remove_from, set_free, finish, lose
 #pragma once
 
 #include <cstdint>
@@ -85,6 +85,14 @@ SUBLIMATE_HD inline bool is_trigger(const LoopState& loop, const Sequence& s, in
     if ((h.flags & FLAG_MASKED) == 0 || h.trigger_slot < 0 || !s.unmasked) return false;
     CHECK(token >= 0 && token < loop.config.vocabulary);
     return mask_has(mask_bits(loop.edges[s.edge].view, h.trigger_slot), token);
+}
+
+// Whether the sequence, free until now, needs a mask behind this token, the last of `generated`.
+SUBLIMATE_HD inline bool ends_freedom(const LoopState& loop, const Sequence& s, int32_t token,
+                                      int32_t generated) {
+    CHECK(generated >= 1 && generated >= s.generated);
+    if (generated == s.header.free_end && !fault(Fault::free_end_ignored)) return true;
+    return is_trigger(loop, s, token) && !fault(Fault::trigger_ignored);
 }
 
 SUBLIMATE_HD inline TokenRow terminal_row(const Sequence& s, FinishReason why) {

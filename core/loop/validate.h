@@ -73,6 +73,7 @@ SUBLIMATE_HD inline RefuseReason validate_header(const RequestHeader& h, int32_t
     if (!within(h.trigger_slot, -1, limits::MASK_SLOTS - 1)) return malformed;
     bool masked = (h.flags & FLAG_MASKED) != 0;
     if (masked && (h.mask_slot < 0 || h.mask_slot == h.trigger_slot)) return malformed;
+    if (h.free_end < 0) return malformed;
     if (h.adapter < 0 || h.sparse_mode < 0 || h.shard_count < 0) return malformed;
     for (int32_t word : h.reserved) {
         if (word != 0) return malformed;

@@ -285,7 +285,10 @@ SUBLIMATE_HD inline bool cancel_requested(const RegionView& view, int32_t slot,
 //                         the request's trigger set; from the next one on they are again
 //
 // The trigger set is the words of a second slot (bit 1 = a trigger), written only while the request
-// is not free; its mask_ready stays 0. Without one, free is for good.
+// is not free; its mask_ready stays 0. Without one, free is for good. A stop token that is a
+// trigger cannot end the answer while it is free: it is drawn again without stop tokens. And
+// whatever is said before token `free_end` of the request, its freedom ends there; freedom from
+// then on does not.
 //
 // The edge writes words, then mask_ready; the loop reads mask_ready (acquire), then words. The edge
 // writes words again only when it has seen token `index`, so what a row is sampled with does not

@@ -380,6 +380,7 @@ bool EdgeClient::is_watched(const Stream& stream, int32_t token) {
     const RequestHeader& header = stream.header;
     if ((header.flags & FLAG_MASKED) == 0 || !is_mask_slot(header.mask_slot)) return false;
     bool& free = mask_free_[header.mask_slot];
+    if (free && stream.output_tokens == header.free_end) free = false;
     if (free && is_mask_slot(header.trigger_slot))
         free = !mask_has(mask_bits(view_, header.trigger_slot), token);
     return !free;

@@ -35,7 +35,6 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("R058", "R062"), "tests/processes"),
 }
 
-THINKING = "The end of thinking cannot be forced yet, so its budget is a hint."
 LAUNCHER = "There is no command yet that launches an agent with its environment."
 GPU = "There is no GPU path yet; the case is about device kernels."
 HTTP2 = "HTTP/2 and gRPC are not offered yet: this port speaks HTTP/1.1."
@@ -48,7 +47,6 @@ NO_GRAMMAR = "Grammars and schemas are not offered yet, so none is compiled or c
 NOT_OFFERED: dict[str, str] = {
     "A35": LAUNCHER,
     "A92": LAUNCHER,
-    **dict.fromkeys(("A79", "A80"), THINKING),
     "R023": FORMATS,
     **dict.fromkeys(("R029", "R031"), GPU),
     "R032": TIERS,

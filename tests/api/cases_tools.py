@@ -225,14 +225,45 @@ def schemas_with_rare_keywords_are_taken(served: Served) -> None:
 
 
 # ---- thinking ------------------------------------------------------------------------------------
-def thinking_model() -> TextModel:
+def thinking_model(template: str = HERMES) -> TextModel:
     control = [*CONTROL, "<think>", "</think>"]
     tiny = tiny_metadata()
     tokens = [*tiny["tokenizer.ggml.tokens"], "<think>", "</think>"]
     types = [*tiny["tokenizer.ggml.token_type"], 4, 4]
     assert len(control) == 5
-    fields = {"ggml.tokens": tokens, "ggml.token_type": types, "chat_template": HERMES}
+    fields = {"ggml.tokens": tokens, "ggml.token_type": types, "chat_template": template}
     return tiny_model(**fields)
+
+
+ENDLESS = "<think>\n" + "hm " * 200
+
+
+@case("A79")
+def thinking_leaves_room_for_an_answer(served: Served) -> None:
+    del served
+    with serve(answers={"hi": ENDLESS}, model=thinking_model()) as each:
+        request = request_of("A79")
+        message = both(each, request)
+        assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+        assert message["content"][1]["text"] and message["stop_reason"] == "max_tokens"
+        usage = answered(each, request)["usage"]
+    assert usage["output_tokens"] == 256
+    assert 256 - 64 - 16 < usage["output_tokens_details"]["thinking_tokens"] <= 256 - 64
+
+
+@case("A80")
+def thinking_alone_is_no_answer(served: Served) -> None:
+    del served
+    said = {"hi": "<think>\nhm\n</think>\n\n", "ho": "<think>\nhm"}
+    always = HERMES.replace("enable_thinking is false", "false")  # there is nothing to switch
+    with serve(answers=said, model=thinking_model(always)) as each:
+        for asked in said:  # the model ends its turn behind its thinking, and within it
+            request = request_of("A80", messages=[{"role": "user", "content": asked}])
+            streamed = check_stream(ask(each, {**request, "stream": True}).content).message
+            for message in (answered(each, request), streamed):
+                kinds = [block["type"] for block in message["content"]]
+                assert kinds[0] == "thinking" and message["content"][0]["signature"]
+                assert kinds[1:] == ["text"] or message["stop_reason"] == "max_tokens", message
 
 
 @case("A39")

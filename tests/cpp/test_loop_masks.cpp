@@ -45,7 +45,8 @@ struct Said {
     StatsPage stats;
 };
 
-Said say(bool triggers, int32_t late, int32_t neighbours, bool speculation, float temperature) {
+Said say(bool triggers, int32_t late, int32_t neighbours, bool speculation, float temperature,
+         int32_t free_end = 0) {
     constexpr uint64_t SEED = 77;
     LoopConfig config = test::small_config();
     config.pages = 200;
@@ -58,6 +59,7 @@ Said say(bool triggers, int32_t late, int32_t neighbours, bool speculation, floa
     RequestHeader h = masked_header(120, triggers);
     h.temperature_bits = static_cast<int32_t>(float_bits(temperature));
     h.logprobs = 0;
+    h.free_end = free_end;
     sim::trigger_words_for(SEED, view.vocabulary, words_of(view, TRIGGER_SLOT));
     Slots::Lease lease = bench.submit(h, LoopBench::prompt(40));
     Said said;
@@ -79,6 +81,7 @@ Said say(bool triggers, int32_t late, int32_t neighbours, bool speculation, floa
             said.tokens.push_back(seen.row.token);
             said.logprobs.push_back(seen.row.logprob_bits);
             unmasked = unmasked && !mask_has(words_of(view, TRIGGER_SLOT), seen.row.token);
+            unmasked = unmasked && static_cast<int32_t>(said.tokens.size()) != free_end;
         }
     }
     said.stats = bench.loop->totals();
@@ -210,6 +213,60 @@ TEST(free_text_is_speculated_upon_up_to_a_trigger) {
     EXPECT(drafted.stats.accepted_drafts > 0);
     EXPECT(drafted.stats.step_count < plain.stats.step_count);
     EXPECT_EQ(say(false, 0, 0, true, 0.0f).stats.drafted_tokens, 0u);
+}
+
+TEST(freedom_ends_at_its_token_whatever_comes_when) {
+    Said unbounded = say(true, 0, 0, false, 0.0f);
+    int32_t differing = 0;
+    for (int32_t end = 1; end < 60 && differing < 3; end++) {
+        Said alone = say(true, 0, 0, false, 0.0f, end);
+        EXPECT_EQ(alone.tokens.size(), 120u);
+        if (alone.tokens == unbounded.tokens) continue; // it ended before, or began again there
+        differing++;
+        for (int32_t late : {1, 3}) {
+            Said other = say(true, late, 6, true, 0.0f, end);
+            EXPECT(other.tokens == alone.tokens && other.logprobs == alone.logprobs);
+        }
+    }
+    EXPECT_EQ(differing, 3);
+}
+
+TEST(a_free_stretch_ends_before_the_token_that_it_was_told) {
+    LoopBench bench;
+    RegionView& view = bench.views[0];
+    RequestHeader h = masked_header(9, true);
+    h.free_end = 4;
+    for (int32_t i = 0; i < view.mask_words; i++) words_of(view, TRIGGER_SLOT)[i] = 0;
+    Slots::Lease lease = bench.submit(h, LoopBench::prompt(10));
+    mask_publish_free(view, MASK_SLOT, 0);
+    std::vector<SeenRow> rows;
+    for (int32_t i = 0; i < 9; i++)
+        for (SeenRow& row : bench.iterate()) rows.push_back(row);
+    EXPECT_EQ(LoopBench::tokens_of(rows, lease.slot).size(), 4u);
+    allow_only(view, 7, 4);
+    for (SeenRow& row : bench.iterate()) rows.push_back(row);
+    EXPECT(LoopBench::tokens_of(rows, lease.slot).back() == 7);
+    mask_publish_free(view, MASK_SLOT, 5); // for good: that token has passed
+    for (SeenRow& row : bench.finish()) rows.push_back(row);
+    EXPECT_EQ(LoopBench::tokens_of(rows, lease.slot).size(), 9u);
+}
+
+TEST(a_stop_token_that_is_a_trigger_ends_no_free_stretch) {
+    RequestHeader h = masked_header(20, true);
+    std::vector<int32_t> plain;
+    for (bool kept : {false, true}) {
+        LoopBench bench;
+        RegionView& view = bench.views[0];
+        for (int32_t i = 0; i < view.mask_words; i++) words_of(view, TRIGGER_SLOT)[i] = 0;
+        if (kept) words_of(view, TRIGGER_SLOT)[plain[5] / 32] |= 1u << (plain[5] % 32);
+        if (kept) h.stop_token_count = 1, h.stop_tokens[0] = plain[5];
+        Slots::Lease lease = bench.submit(h, LoopBench::prompt(10));
+        mask_publish_free(view, MASK_SLOT, 0);
+        std::vector<int32_t> said = LoopBench::tokens_of(bench.finish(), lease.slot);
+        EXPECT_EQ(said.size(), 20u);
+        for (int32_t token : said) EXPECT(!kept || token != plain[5]);
+        plain = said;
+    }
 }
 
 TEST(free_without_triggers_is_for_good) {

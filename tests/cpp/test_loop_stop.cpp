@@ -107,7 +107,7 @@ TEST(damaged_records_are_malformed) {
         [](RequestHeader& h) { h.adapter = -1; },
         [](RequestHeader& h) { h.sparse_mode = -1; },
         [](RequestHeader& h) { h.shard_count = -1; },
-        [](RequestHeader& h) { h.reserved[27] = 1; },
+        [](RequestHeader& h) { h.reserved[26] = 1; },
     };
     for (const Damage& damage : damages) {
         RequestHeader h = good();

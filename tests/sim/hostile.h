@@ -76,10 +76,10 @@ inline void damage_counts(Random& random, int32_t kind, int32_t vocabulary, Requ
         h.flags |= FLAG_MASKED, h.mask_slot = other ? -1 : 3, h.trigger_slot = 3;
         break;
     case 7:
-        h.adapter = -1;
+        (other ? h.adapter : h.free_end) = -1;
         break;
     default:
-        h.reserved[random.below(28)] = 1;
+        h.reserved[random.below(27)] = 1;
         break;
     }
 }

@@ -110,7 +110,8 @@ public:
                     return "another alternative";
             }
         }
-        free_ = !needs_mask() && !mask_has(triggers_.data(), row.token);
+        free_ = !needs_mask() && !mask_has(triggers_.data(), row.token) &&
+                generated_ + 1 != spec_->header.free_end;
         generated_++;
         FinishReason why = stop_reason(spec_->header, row.token, generated_, context_tokens_);
         bool ends = (row.flags & ROW_FINISHED) != 0;
@@ -167,6 +168,8 @@ private:
         if (masked) mask_words_for(spec_->mask_seed, generated_, traits_.vocabulary, mask_.data());
         SampleRequest request = {&h, spec_->bias.data(), masked ? mask_.data() : nullptr,
                                  traits_.vocabulary, static_cast<int32_t>(tokens_.size())};
+        bool watched = !masked && (h.flags & FLAG_MASKED) != 0 && h.trigger_slot >= 0;
+        if (watched) request.kept = triggers_.data();
         auto history = [this](int32_t at) { return tokens_[static_cast<size_t>(at)]; };
         sample_row(scalar_sampler_ops(), logits_.data(), request, history, scratch(), sample);
     }

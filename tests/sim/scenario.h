@@ -153,6 +153,7 @@ public:
         h.flags =
             (random.chance(10) ? FLAG_NO_CACHE : 0) | (random.chance(30) ? FLAG_IGNORE_EOS : 0);
         h.mask_slot = h.trigger_slot = -1;
+        h.free_end = random.chance(40) ? random.between(1, 16) : 0;
         h.logprobs = random.chance(8) ? random.between(0, limits::LOGPROBS_MAX) : -1;
         h.stop_token_count = random.between(0, 2);
         for (int32_t i = 0; i < h.stop_token_count; i++)

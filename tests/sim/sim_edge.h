@@ -285,7 +285,9 @@ private:
     void see_token(Live& live, int32_t token) {
         live.tokens_seen++;
         if (!live.unmasked || token < 0 || token >= view.vocabulary) return;
-        live.unmasked = !mask_has(mask_memory(live.spec.header.trigger_slot), token);
+        const RequestHeader& h = live.spec.header;
+        live.unmasked = !mask_has(mask_memory(h.trigger_slot), token);
+        if (live.tokens_seen == h.free_end) live.unmasked = false;
         triggered += live.unmasked ? 0 : 1;
     }
 

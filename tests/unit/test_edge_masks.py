@@ -14,9 +14,10 @@ import pytest
 from sublimate import _core
 from sublimate.edge.engine import EngineLink, Submission
 from sublimate.edge.record import Tenant
-from sublimate.grammar.compiler import Wanted
+from sublimate.grammar.compiler import Grammars, Wanted
 from sublimate.grammar.constraint import Constraint
 from sublimate.grammar.matcher import Matcher
+from sublimate.model.thinking import ThinkingFormat
 from sublimate.model.tool_formats import Tool, ToolCall, ToolFormat
 from test_edge_engine import Heard, until
 from test_edge_record import chosen
@@ -43,6 +44,8 @@ def constraint_of(**wanted: Any) -> Constraint:
 
 DOCUMENT = constraint_of(answer_schema=SCHEMA)
 AUTO = constraint_of(tools=(TOOL,))
+THOUGHT = Grammars(MODEL.tokenizer, ToolFormat(), ThinkingFormat("<think>", "</think>"))
+THINKING = THOUGHT.constraint(Wanted(begins_in_thinking=True))
 
 
 def submission(prompt: str, constraint: Constraint | None, **changes: Any) -> Submission:
@@ -266,16 +269,20 @@ def test_an_end_while_a_mask_is_made_leaves_nothing(slow_masks: threading.Event,
     with_engine(story, is_kept=how == "cancel")
 
 
-def test_a_mask_that_fails_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_mask_that_fails_ends_its_own_request(
+    monkeypatch: pytest.MonkeyPatch, thinks: bool
+) -> None:
     calls = 0
     consume = Matcher.consume
+    constraint, budget = (THINKING, 40) if thinks else (DOCUMENT, 400)
 
-    def fail_once(self: Matcher, tokens: Any) -> Any:
+    def fail_once(self: Matcher, tokens: Any, count: int) -> Any:
         nonlocal calls
         calls += 1
         if calls == 5:
             raise RuntimeError("planted")
-        return consume(self, tokens)
+        return consume(self, tokens, count)
 
     monkeypatch.setattr(Matcher, "consume", fail_once)
 
@@ -283,7 +290,11 @@ def test_a_mask_that_fails_ends_its_own_request(monkeypatch: pytest.MonkeyPatch)
         del engine
         heards = [Heard() for _ in range(4)]
         tickets = [
-            link.submit(submission("x", DOCUMENT, seed=seed), heard, 384)
+            link.submit(
+                submission("x", constraint, seed=seed, thinking_tokens=12, token_budget=budget),
+                heard,
+                384,
+            )
             for seed, heard in enumerate(heards)
         ]
         await until(lambda: all(one.finished or one.was_broken for one in heards))
@@ -291,6 +302,8 @@ def test_a_mask_that_fails_ends_its_own_request(monkeypatch: pytest.MonkeyPatch)
         for ticket, heard in zip(tickets, heards, strict=True):
             if heard.was_broken:
                 link.cancel(ticket)
+            elif thinks:
+                assert "</think>" in text_of(heard)
             else:
                 jsonschema.validate(json.loads(text_of(heard)), SCHEMA)
 

@@ -164,7 +164,7 @@ def test_markers_that_are_tokens_of_their_own(kind: str) -> None:
 def test_without_a_wish_there_is_no_constraint() -> None:
     assert GENERIC.constraint(Wanted()) is None
     with pytest.raises(ValueError, match="marker"):
-        Phase(kind="free")
+        Phase(kind="free", thinks=True)
     with pytest.raises(ValueError, match="beginnings"):
         Phase(kind="choice")
 

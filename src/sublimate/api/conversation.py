@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ..edge.errors import ApiError, field_error
-from ..edge.generation import UNLIMITED, ThinkingBudget
+from ..edge.generation import UNLIMITED, ThinkingBudget, answer_reserve
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, merged
 
@@ -151,9 +151,6 @@ EFFORTS = {
     "max": UNLIMITED,
 }
 """Tokens of thinking; "none" is off."""
-RESERVE_SHARE = 4
-RESERVE_TOKENS_MIN = 64
-"""Of max_tokens a fourth, and at least so many, are the answer's, whatever thinking wants."""
 
 
 def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:
@@ -167,5 +164,5 @@ def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingB
 
 def within_answer(tokens: int, max_tokens: int, *, is_shown: bool = True) -> ThinkingBudget | None:
     """As much of `tokens` as leaves the answer its reserve; None: nothing is left to think with."""
-    tokens = min(tokens, max_tokens - max(max_tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN))
+    tokens = min(tokens, max_tokens - answer_reserve(max_tokens))
     return ThinkingBudget(tokens, is_shown) if tokens > 0 else None

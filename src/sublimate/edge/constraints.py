@@ -14,20 +14,22 @@ from .generation import Generation, Prompt
 from .textmodel import TextModel
 
 
-def wanted_of(prompt: Prompt) -> Wanted:
+def wanted_of(prompt: Prompt, model: TextModel) -> Wanted:
     """What the request asks of its answer. A continued turn goes on with whatever stands there, so
-    no document begins in it."""
+    no document begins in it. A model that cannot be told not to think may think unasked."""
     generation = prompt.generation
     continued = is_continued(generation.turns)
     tools = generation.callable_tools if generation.tool_choice != "none" else ()
     if generation.tool_choice == "tool":
         tools = tuple(tool for tool in tools if tool.name == generation.chosen_tool)
+    thinking = model.template.thinking_format
+    unasked = thinking is not None and not thinking.switch and not generation.raw_prompt
     return Wanted(
         tools=tools,
         must_call=generation.tool_choice in ("any", "tool"),
         parallel=generation.parallel_tools,
         answer_schema=None if continued else generation.answer_schema,
-        may_think=generation.thinking is not None and not continued,
+        may_think=(generation.thinking is not None or unasked) and not continued,
         begins_in_thinking=prompt.begins_in_thinking,
     )
 
@@ -35,7 +37,7 @@ def wanted_of(prompt: Prompt) -> Wanted:
 def constrained(prompt: Prompt, model: TextModel) -> Prompt:
     """With its constraint, compiled if it is new. Raises ApiError."""
     try:
-        constraint = model.grammars.constraint(wanted_of(prompt))
+        constraint = model.grammars.constraint(wanted_of(prompt, model))
     except StrictSchemaError as error:
         raise ApiError("strict_schema", path=_path(prompt.generation, error)) from None
     return msgspec.structs.replace(prompt, constraint=constraint) if constraint else prompt

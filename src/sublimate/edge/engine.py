@@ -68,6 +68,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """How the answer falls into blocks (blocks.py); None: it is one text."""
     constraint: Constraint | None = None
     """What the answer is held to."""
+    thinking_tokens: int = 0
+    """Of the constrained answer, after which its thinking has ended; 0: it ends by itself."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 0:
@@ -165,7 +167,9 @@ class EngineLink:
             if request.constraint is None:
                 send()
             else:
-                self._masks.begin(key, slot, generation, view, request.constraint, send)
+                self._masks.begin(
+                    key, slot, generation, view, request.constraint, send, request.thinking_tokens
+                )
         except BaseException:
             # Either the loop owns the slot or nobody does.
             with contextlib.suppress(ValueError, _core.CoreError):

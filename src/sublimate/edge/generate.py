@@ -23,7 +23,7 @@ from .constraints import constrained, wanted_of
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
-from .generation import Generation, Prompt, Surface
+from .generation import Generation, Prompt, Surface, thinking_limit
 from .guard import check_json
 from .metrics import PARTS_PER_MILLION
 from .textmodel import TextModel
@@ -68,10 +68,11 @@ def _submit(
     blocks = _blocks(server.model, prompt)
     answer.has_blocks = blocks is not None
     sampling = prompt.generation.sampling
+    room = min(sampling.max_tokens, engine.context_tokens - len(prompt.ids))
     submission = Submission(
         ids=prompt.ids,
         sampling=sampling,
-        token_budget=min(sampling.max_tokens, engine.context_tokens - len(prompt.ids)),
+        token_budget=room,
         stop_tokens=(*server.model.tokenizer.stop_tokens, *sampling.stop_token_ids),
         profile=prompt.generation.profile,
         tenant=server.access.tenant(exchange.tenant_key),
@@ -81,6 +82,7 @@ def _submit(
         chunked=exchange.chunked,
         blocks=blocks,
         constraint=prompt.constraint,
+        thinking_tokens=thinking_limit(prompt.generation.thinking, room),
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
@@ -194,7 +196,7 @@ def prepared(
         prompt = work()
     except NeedsThreadError:
         return elsewhere(lambda: held(work()))
-    if constrains and not server.model.grammars.is_ready(wanted_of(prompt)):
+    if constrains and not server.model.grammars.is_ready(wanted_of(prompt, server.model)):
         return elsewhere(lambda: held(prompt))
     then(held(prompt))
     return None

@@ -12,7 +12,8 @@ returns a Generation, the two makers of answers write what comes back in that AP
 - model_name: `server.model.resolve`, which raises the 404.
 - raise ApiError("field", ...) by field_error(path, reason) for what the body has wrong.
 
-defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMITED
+defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMITED,
+         RESERVE_SHARE, RESERVE_TOKENS_MIN, answer_reserve, thinking_limit
 """
 
 from __future__ import annotations
@@ -44,14 +45,30 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     """The model may think before it answers."""
 
     tokens: int
-    """What the client allows, less the answer's reserve. Told to nobody yet: the model ends its
-    thinking by itself."""
+    """What the client allows, less the answer's reserve: then the thinking is closed."""
     is_shown: bool = True
     """Otherwise the client gets its signature alone."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError("a budget of thinking has at least one token")
+
+
+RESERVE_SHARE = 4
+RESERVE_TOKENS_MIN = 64
+"""Of an answer's tokens a fourth, and at least so many, are not for thinking."""
+
+
+def answer_reserve(tokens: int) -> int:
+    """Of an answer of so many tokens, those that thinking leaves to what follows it."""
+    return max(tokens // RESERVE_SHARE, RESERVE_TOKENS_MIN)
+
+
+def thinking_limit(thinking: ThinkingBudget | None, tokens: int) -> int:
+    """Tokens of thinking of an answer that has room for `tokens`. A model may think unasked; where
+    the reserve is more than there is, it does not fill the answer with thinking either."""
+    most = max(tokens - answer_reserve(tokens), tokens // RESERVE_SHARE, 1)
+    return most if thinking is None else min(thinking.tokens, most)
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,16 +97,17 @@ class MaskKeeper:
         view: NDArray[np.int32],
         constraint: Constraint,
         send: Callable[[], None],
+        thinking_tokens: int = 0,
     ) -> None:
         """Hand a request over by `send`, now or when there are slots. What `send` raises now is
-        raised, and nothing is held."""
+        raised, and nothing is held. `thinking_tokens`: see Matcher."""
         held = _Held(
             key=key,
             slot=slot,
             generation=generation,
             view=view,
             send=send,
-            matcher=Matcher(constraint),
+            matcher=Matcher(constraint, thinking_tokens),
             slots_needed=2 if constraint.needs_triggers else 1,
         )
         if self._waiting or held.slots_needed > len(self._free_slots):
@@ -133,7 +134,7 @@ class MaskKeeper:
             self._broken()  # a token came before its mask
             return
         held.index = output_tokens
-        held.matcher.consume(tokens)
+        held.matcher.consume(tokens, output_tokens)
         self._publish(held)
 
     def end(self, key: int) -> None:
@@ -160,7 +161,7 @@ class MaskKeeper:
         if held.slots_needed > 1:
             held.trigger_slot = self._take()
             held.triggers = self._client.mask_words(held.trigger_slot)
-        set_mask_slots(held.view, held.mask_slot, held.trigger_slot)
+        set_mask_slots(held.view, held.mask_slot, held.trigger_slot, held.matcher.free_end)
         try:
             held.send()
         except BaseException:

@@ -89,11 +89,14 @@ def write_record(
         end += 2
 
 
-def set_mask_slots(view: NDArray[np.int32], mask_slot: int, trigger_slot: int) -> None:
-    """Of a written record: its tokens need masks. trigger_slot: -1 for none."""
+def set_mask_slots(
+    view: NDArray[np.int32], mask_slot: int, trigger_slot: int, free_end: int
+) -> None:
+    """Of a written record: its tokens need masks. trigger_slot: -1 for none; free_end: 0."""
     view[_FIELDS["flags"]] |= _core.FLAGS["masked"]
     view[_FIELDS["mask_slot"]] = mask_slot
     view[_FIELDS["trigger_slot"]] = trigger_slot
+    view[_FIELDS["free_end"]] = free_end
 
 
 def _word(value: int) -> int:

@@ -79,7 +79,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_any(self) -> bool:
-        """Whether it asks anything."""
+        """Whether it asks anything of what follows the thinking."""
         return bool(self.tools) or self.answer_schema is not None
 
 
@@ -115,13 +115,17 @@ class Grammars:
 
     def constraint(self, wanted: Wanted) -> Constraint | None:
         """None: any answer will do. Raises StrictSchemaError."""
-        if not wanted.is_any:
+        if not self._asks(wanted):
             return None
         return self._constraints.get(_digest(wanted), lambda: self._build(wanted))
 
     def is_ready(self, wanted: Wanted) -> bool:
         """Whether `constraint` takes no time."""
-        return not wanted.is_any or self._constraints.has(_digest(wanted))
+        return not self._asks(wanted) or self._constraints.has(_digest(wanted))
+
+    def _asks(self, wanted: Wanted) -> bool:
+        thinks = wanted.may_think or wanted.begins_in_thinking
+        return wanted.is_any or (thinks and self._thinking is not None)
 
     # ---- schemas -------------------------------------------------------------------------------
     def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> dict[str, Any]:
@@ -172,7 +176,17 @@ class Grammars:
         else:
             phases = self._free(wanted, arguments, several)
         first = phases[0].grammar if phases[0].kind != "free" else None
-        return Constraint(tuple(phases), self.vocabulary, self._is_slow(first))
+        closing = self._closing() if any(phase.thinks for phase in phases) else ()
+        return Constraint(tuple(phases), self.vocabulary, self._is_slow(first), closing)
+
+    def _closing(self) -> tuple[int, ...]:
+        thinking, tokenizer = self._thinking, self._tokenizer
+        if thinking is None:
+            raise ValueError("a model that does not think has no end of it")
+        marker = tokenizer.special.get(thinking.closing)
+        if marker is None:
+            return tuple(tokenizer.encode(f"\n{thinking.closing}"))
+        return (*tokenizer.encode("\n"), marker)
 
     def _is_slow(self, grammar: LLMatcher | None) -> bool:
         if grammar is None:
@@ -200,6 +214,7 @@ class Grammars:
         closing = thinking.closing.encode()
         thought = Phase(
             kind="free",
+            thinks=True,
             markers=(closing,),
             grammar=self._need(lark.after_thinking(thinking.closing, main)),
         )
@@ -210,39 +225,40 @@ class Grammars:
         return [Phase(kind="held", grammar=begin, thinking_opening=opening, thinking=1), thought]
 
     def _free(self, wanted: Wanted, arguments: lark.Arguments, several: bool) -> Sequence[Phase]:
-        """Thinking, if the prompt began it; a call without an opening, if there are such; text and
-        calls in turn."""
+        """Thinking, if the answer may begin with it, then something that is none; a call without an
+        opening, if there are such; text and calls in turn."""
         tools, thinking = self._tools, self._thinking
-        phases: list[Phase] = []
-        if thinking is not None and wanted.begins_in_thinking:
-            phases.append(Phase(kind="free", markers=(thinking.closing.encode(),), then=1))
+        is_bare = tools.bare and bool(arguments)
+        begins = thinking is not None and wanted.begins_in_thinking
+        may = thinking is not None and wanted.may_think and not begins and not is_bare
+        thinks = begins or may
+        text = may + thinks + (is_bare or thinks)
+        """Index of the last phase; before it one that says something, if there is need of it."""
         openings = tuple(opening.encode() for opening in tools.openings)
-        if tools.bare:
-            text = len(phases) + 1
+        phases: list[Phase] = []
+        if may and thinking is not None:
+            opening = thinking.opening.encode()
             phases.append(
-                Phase(
-                    kind="choice",
-                    grammar=self._need(lark.bare_call_or_text(tools, arguments)),
-                    beginnings=(b"{", *openings),
-                    otherwise=text,
-                )
-            )
-        text = len(phases)
-        thinks = thinking is not None and wanted.may_think and not phases
-        phases.append(
-            Phase(
-                kind="free",
-                grammar=self._need(lark.call_in_text(tools, arguments, several)),
-                markers=openings,
-                then=text if several and not tools.after_calls else END,
-                thinking_opening=thinking.opening.encode() if thinks and thinking else b"",
-                thinking=text + 1,
-            )
-        )
+                Phase(kind="choice", beginnings=(opening,), otherwise=text,
+                      thinking_opening=opening, thinking=1)
+            )  # fmt: skip
         if thinks and thinking is not None:
-            # Then the same text again: a second block of thinking is none.
-            phases.append(Phase(kind="free", markers=(thinking.closing.encode(),), then=text))
-        return phases
+            closing = thinking.closing.encode()
+            phases.append(Phase(kind="free", thinks=True, markers=(closing,), then=text - 1))
+        if is_bare:
+            grammar = self._need(lark.bare_call_or_text(tools, arguments))
+            beginnings = (b"{", *openings)
+            phases.append(
+                Phase(kind="choice", grammar=grammar, beginnings=beginnings, otherwise=text,
+                      must_speak=thinks)
+            )  # fmt: skip
+        elif thinks:
+            phases.append(Phase(kind="choice", must_speak=True, otherwise=text))
+        if not arguments:
+            return [*phases, Phase(kind="free")]
+        grammar = self._need(lark.call_in_text(tools, arguments, several))
+        then = text if several and not tools.after_calls else END
+        return [*phases, Phase(kind="free", grammar=grammar, markers=openings, then=then)]
 
     # ---- compiling -----------------------------------------------------------------------------
     def _need(self, grammar: str) -> LLMatcher:

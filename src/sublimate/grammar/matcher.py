@@ -1,6 +1,9 @@
 """Follows one answer through its constraint: tokens in, masks out. Nothing is ever rolled back: the
 loop samples a token only with the mask of that token.
 
+Thinking is free of masks. At its last token the loop asks for a mask all the same (`free_end`);
+from there on the tokens that close the thinking are the only ones allowed, one by one.
+
 defines: Matcher
 """
 
@@ -15,6 +18,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
+from .vocabulary import WORD_BITS
 
 LOG = logging.getLogger("sublimate.grammar")
 
@@ -22,9 +26,13 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 class Matcher:
-    """One answer. One thread at a time."""
+    """One answer. One thread at a time. `thinking_tokens`: after so many tokens of the answer its
+    thinking has ended; 0: it ends by itself."""
 
-    def __init__(self, constraint: Constraint) -> None:
+    def __init__(self, constraint: Constraint, thinking_tokens: int = 0) -> None:
+        closing = constraint.closing_tokens
+        self.free_end = max(1, thinking_tokens - len(closing)) if thinking_tokens and closing else 0
+        """Index of the token that needs a mask though the answer be free; 0: none does."""
         self.broken = ""
         """Why the answer is not held to its constraint any more; empty: it is."""
         self.is_slow = constraint.begins_slowly
@@ -36,13 +44,14 @@ class Matcher:
         self._active: LLMatcher | None = None
         """None: any text is allowed."""
         self._is_watching = False
-        self._is_first = True
-        self._is_early = False
-        """The grammar began with the first token of the answer."""
+        self._forced: list[int] = []
+        """The next tokens, whatever the model would say."""
         self._is_opened = False
         """A marker was read in this phase."""
         self._said = b""
         """Since the grammar began."""
+        self._tokens: list[int] = []
+        """That said it."""
         self._enter(0)
 
     @property
@@ -57,12 +66,12 @@ class Matcher:
             return np.zeros_like(self._vocabulary.stop_words)
         return self._constraint.triggers(self._phase)
 
-    def consume(self, tokens: Iterable[int]) -> None:
-        """Tokens of the answer in order. Of free text, only triggers and what follows them."""
-        for token in tokens:
-            if self._phase is not None and not self.broken:
-                self._consume(token, self._phase)
-            self._is_first = False
+    def consume(self, tokens: Iterable[int], count: int = 0) -> None:
+        """Tokens of the answer in order, with which it has `count`. Of free text, only triggers and
+        what follows them, and the token before `free_end`."""
+        self._follow(tokens)
+        if 0 < self.free_end <= count and not self.broken:
+            self._end_thinking()
 
     def fill(self, words: NDArray[np.uint32]) -> None:
         """The mask of the next token, into memory; not while free."""
@@ -72,6 +81,8 @@ class Matcher:
         words[len(own) :] = 0
         if self._phase is None:
             own[:] = vocabulary.stop_words
+        elif self._forced:
+            own[:] = vocabulary.words(self._forced[:1])
         elif self._active is None:
             own[:] = ALL
         else:
@@ -80,6 +91,8 @@ class Matcher:
                 self.abandon(self._active.get_error())
             if self._may_be_text(self._phase):
                 own |= vocabulary.control_words  # the answer may end here, too
+        if self._phase is not None and self._phase.must_speak:
+            own &= ~vocabulary.stop_words
         self.is_slow = time.perf_counter() - begin_seconds > SLOW_SECONDS
 
     def abandon(self, why: str) -> None:
@@ -104,17 +117,32 @@ class Matcher:
             self._watch(self._phase)
 
     def _rest(self) -> None:
-        self._active, self._said = None, b""
+        self._active, self._said, self._tokens, self._forced = None, b"", [], []
         self._is_watching = self._is_opened = False
 
     def _watch(self, phase: Phase) -> None:
         self._rest()
-        self._is_watching, self._is_early = True, self._is_first
+        self._is_watching = True
         self._active = None if phase.grammar is None else phase.grammar.deep_copy()
+
+    def _end_thinking(self) -> None:
+        phase = self._phase
+        if phase is not None and phase.thinks and not self._is_opened and not self._forced:
+            self._watch(phase)
+            self._forced = list(self._constraint.closing_tokens)
+
+    def _follow(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if self._phase is not None and not self.broken:
+                self._consume(token, self._phase)
 
     def _consume(self, token: int, phase: Phase) -> None:
         if not self._is_watching:
+            if not self.triggers[token // WORD_BITS] >> np.uint32(token % WORD_BITS) & 1:
+                return
             self._watch(phase)
+        del self._forced[:1]
+        self._tokens.append(token)
         self._said += self._vocabulary.token_bytes[token]
         if self._active is not None and not self._active.consume_token(token):
             self._active = None  # free text may have bytes that no grammar has
@@ -122,22 +150,17 @@ class Matcher:
             self._step_free(phase)
         elif phase.kind == "held":
             self._step_held(phase)
-        elif _is_text(self._said.lstrip(), phase.beginnings):
-            self._enter(phase.otherwise)
         else:
-            self._step_grammar(phase)
+            self._step_choice(phase)
 
     def _step_free(self, phase: Phase) -> None:
-        opening = phase.thinking_opening
         if not self._is_opened:
-            if opening and self._is_early and opening in self._said:
-                return self._enter(phase.thinking)
             self._is_opened = any(marker in self._said for marker in phase.markers)
         if self._is_opened and phase.grammar is None:
             self._enter(phase.then)
         elif self._is_opened:
             self._step_grammar(phase)
-        elif not _may_begin(self._said, (*phase.markers, opening)):
+        elif not self._forced and not _may_begin(self._said, phase.markers):
             self._rest()
 
     def _step_held(self, phase: Phase) -> None:
@@ -145,6 +168,17 @@ class Matcher:
         if opening and self._said.lstrip().startswith(opening):
             self._enter(phase.thinking)
         else:
+            self._step_grammar(phase)
+
+    def _step_choice(self, phase: Phase) -> None:
+        opening, said = phase.thinking_opening, self._said.lstrip()
+        if opening and said.startswith(opening):
+            self._enter(phase.thinking)
+        elif _is_text(said, phase.beginnings):
+            tokens = self._tokens
+            self._enter(phase.otherwise)
+            self._follow(tokens)  # a marker may have begun in what was said so far
+        elif phase.grammar is not None:
             self._step_grammar(phase)
 
     def _step_grammar(self, phase: Phase) -> None:
