@@ -54,16 +54,17 @@ test-reference: .venv/stamp-programs .venv/stamp-reference
 
 # Real clients: other versions of the packages than the environment's own have folders of their own.
 SDKS := tests/clients/python
+SETS := anthropic-0 anthropic-1 frameworks schemathesis
 test-sdk: .venv/stamp-sdks
 	$(PYTEST) -m sdk tests/clients $(ARGS)
 
 .venv/stamp-sdks: .venv/stamp-build $(wildcard $(SDKS)/*.txt) tests/clients/node/package-lock.json
 	mkdir -p .venv/clients/node
-	for set in anthropic-0 anthropic-1 frameworks; do \
+	for set in $(SETS); do \
 	  $(PIP) install --no-compile --upgrade --target .venv/clients/$$set -r $(SDKS)/$$set.txt & done; \
 	  cp tests/clients/node/package*.json .venv/clients/node/ && \
 	  (cd .venv/clients/node && npm ci --silent --no-audit --no-fund) && wait
-	for set in anthropic-0 anthropic-1 frameworks; do test -n "$$(ls .venv/clients/$$set)" || exit 1; done
+	for set in $(SETS); do test -n "$$(ls .venv/clients/$$set)" || exit 1; done
 	touch $@
 
 lint: .venv/stamp-dev

@@ -16,6 +16,7 @@ import msgspec
 from ..config import PROFILES
 from ..edge import limits
 from ..edge.exchange import Exchange
+from .batches.handlers import BatchBody
 from .messages.schema import NOT_OFFERED, MessagesRequest
 from .ollama.models import ShowRequest
 from .ollama.request import ChatRequest as OllamaChat
@@ -23,6 +24,7 @@ from .ollama.request import GenerateRequest
 from .openai.chat import ChatRequest as OpenAIChat
 from .openai.completions import CompletionRequest
 from .openai.responses import ResponsesRequest
+from .tokenise import DetokenizeBody, TokenizeBody
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -131,74 +133,105 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "OllamaChatRequest": OllamaChat,
     "OllamaGenerateRequest": GenerateRequest,
     "OllamaShowRequest": ShowRequest,
+    "BatchRequest": BatchBody,
+    "Tokenize": TokenizeBody,
+    "Detokenize": DetokenizeBody,
 }
 SCHEMAS.update({name: _body_of(kind) for name, kind in BODIES.items()})
-MESSAGE = "MessagesRequest"
-# Path -> (method, what it does, name of what it takes).
-PATHS: dict[str, tuple[str, str, str]] = {
-    "/v1/messages": ("post", "Create a message, streamed or whole.", MESSAGE),
-    "/v1/messages/count_tokens": ("post", "Count the prompt tokens of a request.", MESSAGE),
-    "/v1/chat/completions": ("post", "OpenAI: answer a chat.", "ChatCompletionRequest"),
-    "/v1/completions": ("post", "OpenAI: go on from a text.", "CompletionRequest"),
-    "/v1/responses": ("post", "OpenAI: create a response.", "ResponsesRequest"),
-    "/v1/responses/{id}": ("get", "OpenAI: a response that was kept.", ""),
-    "/v1/responses/{id}/input_items": ("get", "OpenAI: what a kept response was an answer to.", ""),
-    "/api/chat": ("post", "Ollama: answer a chat.", "OllamaChatRequest"),
-    "/api/generate": ("post", "Ollama: answer a prompt.", "OllamaGenerateRequest"),
-    "/api/tags": ("get", "Ollama: the models.", ""),
-    "/api/show": ("post", "Ollama: what a model is.", "OllamaShowRequest"),
-    "/api/ps": ("get", "Ollama: what is loaded.", ""),
-    "/api/version": ("get", "Ollama: the version of its API.", ""),
-    "/v1/models": ("get", "List models (after_id, before_id, limit).", ""),
-    "/v1/models/{id}": ("get", "One model.", ""),
-    "/livez": ("get", "The process answers.", ""),
-    "/readyz": ("get", "New requests would be served.", ""),
-    "/health": ("get", "The engine makes progress.", ""),
-    "/version": ("get", "Version, model, policy digest.", ""),
-    "/.well-known/sublimate": ("get", "Ports, certificate, policy digest.", ""),
-    "/metrics": ("get", "Numbers for Prometheus.", ""),
+MESSAGE, BATCHES, FILES = "MessagesRequest", "/v1/messages/batches", "/v1/files"
+LISTED, BY_IDS = "after_id before_id limit", "after_id before_id limit page ids"
+"""Query parameters of lists."""
+UPLOAD = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": {"type": "string", "format": "binary"}},
 }
-BATCHES = "/v1/messages/batches"
-FILES = "/v1/files"
-WITHOUT_SCHEMA: tuple[tuple[str, str, str], ...] = (
-    (BATCHES, "post", "Create a batch of messages (requests: custom_id, params)."),
-    (BATCHES, "get", "List batches (after_id, before_id, limit)."),
-    (BATCHES + "/{id}", "get", "One batch."),
-    (BATCHES + "/{id}", "delete", "Forget a batch that has ended."),
-    (BATCHES + "/{id}/cancel", "post", "End a batch."),
-    (BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
-    (FILES, "post", "Keep a file (multipart/form-data with a part `file`)."),
-    (FILES, "get", "List files (after_id, before_id, limit, page, ids)."),
-    (FILES + "/{id}", "get", "What is known of a file."),
-    (FILES + "/{id}", "delete", "Remove a file."),
-    (FILES + "/{id}/content", "get", "The bytes of a file."),
-    ("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
-    ("/v1/embeddings", "post", "Not offered: 404."),
-    ("/api/embed", "post", "Not offered: 404."),
-    ("/api/embeddings", "post", "Not offered: 404."),
-    ("/tokenize", "post", "Ids of a text or a conversation, as in vLLM."),
-    ("/detokenize", "post", "Text of ids, as in vLLM."),
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A path and a method, as the document tells of it. body: name of a schema."""
+
+    path: str
+    method: str
+    text: str
+    body: str = ""
+    query: str = ""
+
+
+OPERATIONS = (
+    Operation("/v1/messages", "post", "Create a message, streamed or whole.", MESSAGE),
+    Operation("/v1/messages/count_tokens", "post", "Count the prompt tokens.", MESSAGE),
+    Operation(BATCHES, "post", "Create a batch of messages.", "BatchRequest"),
+    Operation(BATCHES, "get", "List batches.", query=LISTED),
+    Operation(BATCHES + "/{id}", "get", "One batch."),
+    Operation(BATCHES + "/{id}", "delete", "Forget a batch that has ended."),
+    Operation(BATCHES + "/{id}/cancel", "post", "End a batch."),
+    Operation(BATCHES + "/{id}/results", "get", "Results, one line of JSON each."),
+    Operation(FILES, "post", "Keep a file."),
+    Operation(FILES, "get", "List files.", query=BY_IDS),
+    Operation(FILES + "/{id}", "get", "What is known of a file."),
+    Operation(FILES + "/{id}", "delete", "Remove a file."),
+    Operation(FILES + "/{id}/content", "get", "The bytes of a file."),
+    Operation("/v1/models", "get", "List models.", query=LISTED),
+    Operation("/v1/models/{id}", "get", "One model."),
+    Operation("/v1/chat/completions", "post", "OpenAI: answer a chat.", "ChatCompletionRequest"),
+    Operation("/v1/completions", "post", "OpenAI: go on from a text.", "CompletionRequest"),
+    Operation("/v1/responses", "post", "OpenAI: create a response.", "ResponsesRequest"),
+    Operation("/v1/responses/{id}", "get", "OpenAI: a response that was kept."),
+    Operation("/v1/responses/{id}/input_items", "get", "OpenAI: what it was an answer to."),
+    Operation("/v1/responses/{id}", "delete", "OpenAI: forget a response."),
+    Operation("/v1/embeddings", "post", "Not offered: 404."),
+    Operation("/api/chat", "post", "Ollama: answer a chat.", "OllamaChatRequest"),
+    Operation("/api/generate", "post", "Ollama: answer a prompt.", "OllamaGenerateRequest"),
+    Operation("/api/tags", "get", "Ollama: the models."),
+    Operation("/api/show", "post", "Ollama: what a model is.", "OllamaShowRequest"),
+    Operation("/api/ps", "get", "Ollama: what is loaded."),
+    Operation("/api/version", "get", "Ollama: the version of its API."),
+    Operation("/api/embed", "post", "Not offered: 404."),
+    Operation("/api/embeddings", "post", "Not offered: 404."),
+    Operation("/tokenize", "post", "Ids of a text or a conversation, as in vLLM.", "Tokenize"),
+    Operation("/detokenize", "post", "Text of ids, as in vLLM.", "Detokenize"),
+    Operation("/livez", "get", "The process answers."),
+    Operation("/readyz", "get", "New requests would be served."),
+    Operation("/health", "get", "The engine makes progress."),
+    Operation("/version", "get", "Version, model, policy digest."),
+    Operation("/.well-known/sublimate", "get", "Ports, certificate, policy digest."),
+    Operation("/metrics", "get", "Numbers for Prometheus."),
 )
-"""Path, method, text of what the document describes in words alone."""
+
+
+def _told(operation: Operation) -> dict[str, Any]:
+    """An operation object."""
+    responses: dict[str, Any] = {"200": {"description": "OK"}}
+    for status in ERROR_STATUSES:
+        responses[str(status)] = {"$ref": "#/components/responses/Error"}
+    told: dict[str, Any] = {"summary": operation.text, "responses": responses}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "schema": {"type": "string"}}
+        for name in operation.query.split()
+    ]
+    if "{id}" in operation.path:
+        schema = {"type": "string", "minLength": 1}
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": schema})
+    if parameters:
+        told["parameters"] = parameters
+    content: dict[str, Any] = {}
+    if operation.body:
+        schema = {"$ref": f"#/components/schemas/{operation.body}"}
+        content = {"application/json": {"schema": schema}}
+    elif (operation.path, operation.method) == (FILES, "post"):
+        content = {"multipart/form-data": {"schema": UPLOAD}}
+    if content:
+        told["requestBody"] = {"required": True, "content": content}
+    return told
 
 
 def describe(version: str, base: str) -> dict[str, Any]:
     """The OpenAPI document of a server at a base URL."""
     paths: dict[str, Any] = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for path, (method, text, taken) in PATHS.items():
-        responses: dict[str, Any] = {"200": {"description": "OK"}}
-        for status in ERROR_STATUSES:
-            responses[str(status)] = {"$ref": "#/components/responses/Error"}
-        operation: dict[str, Any] = {"summary": text, "responses": responses}
-        if taken:
-            schema = {"$ref": f"#/components/schemas/{taken}"}
-            body = {"required": True, "content": {"application/json": {"schema": schema}}}
-            operation["requestBody"] = body
-        paths[path] = {method: operation}
-    for path, method, text in WITHOUT_SCHEMA:
-        answers = {"200": {"description": "OK"}, "default": {"description": "Error"}}
-        paths.setdefault(path, {})[method] = {"summary": text, "responses": answers}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _told(operation)
     schemes = {
         "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         "bearer": {"type": "http", "scheme": "bearer"},
@@ -236,9 +269,9 @@ EXAMPLE = """curl {base}/v1/messages -H 'content-type: application/json' -d '{{
 def page(server: EdgeServer, exchange: Exchange) -> None:
     """The same for a person."""
     rows = "".join(
-        f"<tr><td><code>{method.upper()}</code></td><td><code>{html.escape(path)}</code></td>"
-        f"<td>{html.escape(text)}</td></tr>"
-        for path, (method, text, _) in PATHS.items()
+        f"<tr><td><code>{one.method.upper()}</code></td><td><code>{html.escape(one.path)}</code>"
+        f"</td><td>{html.escape(one.text)}</td></tr>"
+        for one in OPERATIONS
     )
     fields = "".join(
         f"<tr><td><code>{html.escape(name)}</code></td>"
