@@ -208,13 +208,15 @@ SUBLIMATE_HD inline Budget row_budget(const Totals& totals, const Policy& policy
     return budget;
 }
 
-constexpr int64_t NO_TIME_LIMIT_PS = INT64_MAX;
+// No step takes longer than about this, however deep its prompt is in its context: between steps
+// the loop takes requests, hears cancels and beats for the watchdog, which waits 5 s.
+constexpr int64_t PROMPT_STEP_PS_MAX = 2'000'000'000'000;
 
 // What prompt rows may cost beside the planned decode rows.
 SUBLIMATE_HD inline int64_t prefill_budget_ps(const ScheduleView& view, const Policy& policy,
                                               const StepCost& cost, const Totals& totals,
                                               const Plan& plan) {
-    if (plan.rows == 0) return NO_TIME_LIMIT_PS;
+    if (plan.rows == 0) return PROMPT_STEP_PS_MAX;
     int32_t percent = STEP_PERCENT_MAX;
     int32_t percent_max = STEP_PERCENT_MAX;
     for (int32_t i = 0; i < plan.count; i++) {
@@ -226,7 +228,8 @@ SUBLIMATE_HD inline int64_t prefill_budget_ps(const ScheduleView& view, const Po
     if (totals.prompts_weight > plan.rows) more = more * totals.prompts_weight / plan.rows;
     if (more > percent_max - 100) more = percent_max - 100;
     CHECK(more >= 0 && plan.decode_ps > 0);
-    return plan.decode_ps / 100 * more - cost.prompt_step_ps;
+    int64_t budget_ps = plan.decode_ps / 100 * more - cost.prompt_step_ps;
+    return budget_ps < PROMPT_STEP_PS_MAX ? budget_ps : PROMPT_STEP_PS_MAX;
 }
 
 SUBLIMATE_HD inline bool decodes_before(const Candidate& a, const Candidate& b,
@@ -336,7 +339,7 @@ SUBLIMATE_HD inline void plan_prompts(const ScheduleView& view, const StepCost& 
         plan.prefill_profiles |= 1 << profile;
         room.rows -= rows;
         room.rows_min = 0;
-        if (room.time_ps != NO_TIME_LIMIT_PS) room.time_ps -= cost_ps;
+        room.time_ps -= cost_ps;
         prompts++;
     }
 }

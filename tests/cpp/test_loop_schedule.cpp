@@ -244,6 +244,19 @@ TEST(chunks_shrink_with_depth_but_a_prompt_always_moves) {
 
 // What a step with prompt rows may take, for any view and policy: the budget, or the smallest
 // chunk.
+TEST(no_step_outlasts_the_watchdog_however_deep_its_prompt) {
+    int32_t deep = limits::CONTEXT_TOKENS_MAX - 4000;
+    for (int32_t profile : {LOW_LATENCY, HIGH_THROUGHPUT, LONG_CONTEXT}) {
+        Plan shallow = plan_of({prompt_of(0, profile, 4000)});
+        EXPECT(shallow.rows > shallow.rows_max - limits::PAGE_TOKENS);
+        Plan plan = plan_of({prompt_of(0, profile, 4000, deep), prompt_of(1, profile, 4000, deep)});
+        EXPECT(plan.rows >= DEFAULT_POLICY.profiles[profile].prefill_rows_min);
+        EXPECT(plan.prefill_ps <=
+               scheduling::PROMPT_STEP_PS_MAX + DEFAULT_STEP_COST.prompt_step_ps);
+        EXPECT(plan.rows < shallow.rows);
+    }
+}
+
 TEST(the_time_budget_holds_where_a_smaller_chunk_exists) {
     std::mt19937 random(12);
     for (int32_t round = 0; round < 20000; round++) {

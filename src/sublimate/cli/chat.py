@@ -1,6 +1,6 @@
 """`sublimate chat`: a conversation in the terminal, with a running server or one started for it.
 
-defines: chat
+defines: chat, connect, own_server
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def chat(
         return _converse(url or default, key, options)
     errors.print(f"Nothing serves at {default}; starting a server for this chat ...")
     own_key = secrets.token_hex(KEY_BYTES)
-    with _own_server(effective, config, own_key) as own:
+    with own_server(effective, config, own_key) as own:
         return _converse(own, own_key, options)
 
 
-def _connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
+def connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
+    """Not connected yet. Raises PeerError for what is no URL."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise PeerError(f"{url!r} is no http or https URL.")
@@ -67,7 +68,7 @@ def _connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
 
 
 def _answers(url: str) -> bool:
-    connection = _connect(url, CONNECT_SECONDS)
+    connection = connect(url, CONNECT_SECONDS)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == OK_STATUS
@@ -85,10 +86,10 @@ class _Line(msgspec.Struct):
 
 
 @contextmanager
-def _own_server(effective: Effective, config: Path | None, key: str) -> Generator[str]:
-    """A server on a free port that ends with this chat. Raises EngineError.
+def own_server(effective: Effective, config: Path | None, key: str) -> Generator[str]:
+    """A server on a free port that ends with this command. Raises EngineError.
 
-    It reads the same file and environment as this command, but is for this chat alone: at loopback
+    It reads the same file and environment as this command, but is for it alone: at loopback
     and with a key of its own, and what the file may say about other clients does not hold.
     """
     engine = effective.settings.engine
@@ -97,6 +98,10 @@ def _own_server(effective: Effective, config: Path | None, key: str) -> Generato
     command += ["--profile-contract", "default", "--model", effective.settings.model]
     command += ["--exact" if engine.exact else "--no-exact"]
     command += ["--context-length", str(engine.context_length)]
+    if engine.rope_scaling:
+        command += ["--rope-scaling", engine.rope_scaling]
+    if engine.script:
+        command += ["--script", engine.script]
     if config is not None:
         command += ["--config", str(config)]
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -123,7 +128,7 @@ def _ready_url(server: subprocess.Popen[bytes]) -> str:
             line = msgspec.json.decode(data, type=_Line)
             if line.event == "ready":
                 return line.url
-    raise EngineError("The server for this chat did not start.")
+    raise EngineError("The server for this command did not start.")
 
 
 def _converse(url: str, key: str, options: dict[str, Any]) -> ExitCode:
@@ -155,7 +160,7 @@ def _say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, 
     body = {"model": "default", "stream": True, "messages": messages, **options}
     if not body["system"]:
         del body["system"]
-    connection = _connect(url, ANSWER_SECONDS)
+    connection = connect(url, ANSWER_SECONDS)
     pieces: list[str] = []
     try:
         path = urlsplit(url if "://" in url else f"http://{url}").path.rstrip("/") + MESSAGES.path

@@ -3,15 +3,15 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 130 interrupted.
 
-defines: main, app and the commands serve, chat, pull, models, probe, limits, bench, tax,
-config show, keys, version
+defines: main, app and the commands serve, chat, launch claude, launch env, ps, doctor, pull,
+models, probe, limits, bench, tax, config show, keys, version
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,6 +32,13 @@ app = typer.Typer(
 config_app = typer.Typer(help="Settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
+app.add_typer(launch_app, name="launch")
+
+ServerUrl = Annotated[str, typer.Option("--url", help="A running server; else it looks.")]
+AnyContext = Annotated[
+    bool, typer.Option("--any-context", help="Also with a context too short for agents.")
+]
 
 
 def main() -> None:
@@ -142,6 +149,91 @@ def chat(
             max_tokens=max_tokens,
             temperature=temperature,
         )
+
+    _exit(run_guarded(action))
+
+
+@launch_app.command("claude")
+def launch_claude(
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: its own.")] = None,
+    url: ServerUrl = "",
+    any_context: AnyContext = False,
+    model: flags.Model = None,
+    context_length: flags.ContextLength = None,
+    rope_scaling: flags.RopeScaling = None,
+    api_keys: flags.ApiKeys = None,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Start Claude Code with the environment that fits the server; starts one if none runs."""
+    given = {"context_length": context_length, "rope_scaling": rope_scaling, "api_keys": api_keys}
+
+    def action() -> int:
+        effective = _settings(config, model=model, **given)
+        from .launch import launch_claude as run
+
+        words = arguments or []
+        return run(effective, words, config=config, url=url, any_context=any_context)
+
+    _exit(run_guarded(action))
+
+
+@launch_app.command("env")
+def launch_env(
+    shell: Annotated[
+        Literal["sh", "fish", "powershell", "json"], typer.Option(help="How to write it.")
+    ] = "sh",
+    url: ServerUrl = "",
+    any_context: AnyContext = False,
+    api_keys: flags.ApiKeys = None,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Print that environment, with the key, for a server that runs: eval "$(... launch env)"."""
+
+    def action() -> int:
+        effective = _settings(config, api_keys=api_keys)
+        from .launch import launch_env as run
+
+        return run(effective, shell, url=url, any_context=any_context)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def ps(
+    url: Annotated[str, typer.Option(help="One server; else those of this machine.")] = "",
+    api_keys: flags.ApiKeys = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """List servers: model, served context, requests, memory in use."""
+
+    def action() -> int:
+        keys = _settings(config, api_keys=api_keys).settings.edge.api_keys
+        from .ps import ps as run
+
+        return run(url, keys[0] if keys else "", json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def doctor(
+    url: ServerUrl = "",
+    model: flags.Model = None,
+    api_keys: flags.ApiKeys = None,
+    data_dir: flags.DataDir = None,
+    cache_dir: flags.CacheDir = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Check this machine, and a server with an agent's eyes; exit status 1 for a problem."""
+    given = {"api_keys": api_keys, "data_dir": data_dir, "cache_dir": cache_dir}
+
+    def action() -> int:
+        effective = _settings(config, model=model, **given)
+        from .doctor import doctor as run
+
+        return run(effective, url, json)
 
     _exit(run_guarded(action))
 

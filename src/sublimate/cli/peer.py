@@ -1,0 +1,146 @@
+"""A running server, as the commands that look after it see it.
+
+Servers of this machine are found by their listening processes: the kernel's own table, so nothing
+is left behind by one that was killed.
+
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, local_urls, gauges
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..bench.apis import headers
+from ..errors import PeerError
+from .chat import OK_STATUS, connect
+
+AGENT_CONTEXT_TOKENS = 32_768
+"""Below this an agent's own system prompt and tools leave no room for work."""
+CONTEXT_ADVICE = (
+    f"set --context-length {AGENT_CONTEXT_TOKENS}, and --rope-scaling yarn if the model was "
+    "trained for less (the default model was)"
+)
+LOOK_SECONDS = 3.0
+LISTENING = "0A"
+LOOPBACK_HEX = "0100007F"
+ANY_HEX = "00000000"
+SAMPLE = re.compile(r"(sublimate_\w+)(?:\{[^}]*\})? (\S+)")
+
+
+class Model(msgspec.Struct):
+    """What is used of an entry of GET /v1/models."""
+
+    id: str
+    max_input_tokens: int
+    max_tokens: int
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class Peer:
+    """One server, asked one thing at a time."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        """Raises PeerError for what is no URL."""
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self.key = key
+        connect(self.url, LOOK_SECONDS).close()
+
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = LOOK_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of GET, or of POST where there is a body. Raises PeerError."""
+        connection = connect(self.url, seconds)
+        try:
+            data = None if body is None else msgspec.json.encode(body)
+            method = "GET" if data is None else "POST"
+            connection.request(method, path, data, headers(self.key))
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerError(f"Nothing that is ready answers at {self.url}.") from error
+        finally:
+            connection.close()
+
+    def json(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = LOOK_SECONDS
+    ) -> Any:
+        """The answer's JSON. Raises PeerError for any other answer."""
+        status, data = self.ask(path, body, seconds)
+        if status == http.client.UNAUTHORIZED:
+            raise PeerError(f"{self.url} wants a key: set --api-key or SUBLIMATE_API_KEYS.")
+        try:
+            decoded = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            raise PeerError(f"{self.url}{path} does not answer as Sublimate does.") from None
+        if status != OK_STATUS:
+            said = data.decode(errors="replace")
+            raise PeerError(f"{self.url}{path} answers {status}: {said}")
+        return decoded
+
+    def model(self) -> Model:
+        """The served model with its effective limits. Raises PeerError."""
+        try:
+            return msgspec.convert(self.json("/v1/models"), _Models).data[0]
+        except (msgspec.ValidationError, IndexError):
+            raise PeerError(f"{self.url} lists no model as Sublimate does.") from None
+
+    def ready(self) -> bool:
+        with contextlib.suppress(PeerError):
+            return self.ask("/readyz")[0] == OK_STATUS
+        return False
+
+    def sublimate(self) -> bool:
+        """It is one of ours, and not some other program with a port."""
+        with contextlib.suppress(PeerError):
+            status, data = self.ask("/livez")
+            return status == OK_STATUS and data == b'{"status":"ok"}'
+        return False
+
+
+def gauges(exposition: bytes) -> dict[str, float]:
+    """The plain samples of /metrics by name, without our prefix."""
+    found: dict[str, float] = {}
+    for match in SAMPLE.finditer(exposition.decode(errors="replace")):
+        with contextlib.suppress(ValueError):
+            found[match[1].removeprefix("sublimate_")] = float(match[2])
+    return found
+
+
+def local_urls(proc: Path = Path("/proc")) -> list[str]:
+    """URLs of loopback or wildcard ports (IPv4) that edge processes of this user listen on."""
+    inodes: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for line in (proc / "net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            address, port = fields[1].split(":")
+            if fields[3] == LISTENING and address in (LOOPBACK_HEX, ANY_HEX):
+                inodes[fields[9]] = int(port, 16)
+    ports = {inodes[inode] for edge in _edges(proc) for inode in _sockets(edge) if inode in inodes}
+    return [f"http://127.0.0.1:{port}" for port in sorted(ports)]
+
+
+def _edges(proc: Path) -> Iterator[Path]:
+    for folder in proc.iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and b"\0sublimate.edge\0" in (folder / "cmdline").read_bytes():
+                yield folder
+
+
+def _sockets(process: Path) -> Iterator[str]:
+    """Inodes of its sockets."""
+    with contextlib.suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(link.readlink())
+                if target.startswith("socket:["):
+                    yield target[len("socket:[") : -1]
