@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -47,7 +47,7 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(PYTEST) -m 'not reference and not sdk' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk and not clients' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
@@ -66,6 +66,14 @@ test-sdk: .venv/stamp-sdks
 	  (cd .venv/clients/node && npm ci --silent --no-audit --no-fund) && wait
 	for set in $(SETS); do test -n "$$(ls .venv/clients/$$set)" || exit 1; done
 	touch $@
+
+# Agents themselves, with loopback for all their network.
+CLIENT := tests/clients/claude_code
+test-clients: build
+	npm ci --prefix $(CLIENT) --no-audit --no-fund
+	node $(CLIENT)/node_modules/@anthropic-ai/claude-code/install.cjs
+	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
+	  $(PYTEST) -m clients tests/clients $(ARGS)
 
 lint: .venv/stamp-dev
 	ruff check src tests

@@ -46,11 +46,30 @@ def test_an_instruction_set_that_is_not_here_is_a_problem(
 
 def test_too_little_memory_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_available_memory", lambda: 1 << 30)
-    assert finding(examine(settings(tmp_path)), "memory").verdict == "good"
+    assert finding(examine(settings(tmp_path, kv_memory=1 << 20)), "memory").verdict == "good"
+    one = finding(examine(settings(tmp_path)), "memory")
+    assert one.verdict == "notice", "a quarter of all memory is more than what is available"
+    assert "--kv-memory" in one.advice
     one = finding(examine(settings(tmp_path, kv_memory=1 << 31)), "memory")
     assert one.verdict == "problem" and "--kv-memory" in one.advice
     monkeypatch.setattr(report, "_available_memory", lambda: 0)
     assert finding(examine(settings(tmp_path)), "memory").verdict == "good", "unknown is no problem"
+
+
+def test_keys_and_values_are_counted_from_the_header() -> None:
+    """The default model's figures: 30 layers, 3 of 9 heads with keys and values of 64 each."""
+    name = "llama"
+    header = {
+        "general.architecture": name,
+        f"{name}.block_count": 30,
+        f"{name}.attention.head_count": 9,
+        f"{name}.attention.head_count_kv": 3,
+        f"{name}.embedding_length": 576,
+        f"{name}.context_length": 8192,
+    }
+    per_token, context = report._kv_of(header)
+    assert (per_token, context) == (2 * 30 * 3 * 64 * 2, 8192)
+    assert report._kv_of({}) == (0, 0)
 
 
 def test_a_taken_port_is_a_problem(tmp_path: Path) -> None:

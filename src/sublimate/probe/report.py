@@ -21,7 +21,7 @@ from ..model.registry import DEFAULT
 
 Verdict = Literal["good", "notice", "problem"]
 
-# Beside the weights: keys and values, packed copies during the load, the processes themselves.
+# Beside the weights: packed copies during the load, the processes themselves.
 HEADROOM = 2.0
 KIBIBYTE = 1024
 LOAD_WARNING = 0.5
@@ -146,6 +146,44 @@ def _available_memory() -> int:
     return available
 
 
+# As the loader takes it if --kv-memory does not say: see choose_kv_bytes in core/model/model.cpp.
+KV_SHARE = 4
+KV_BYTES_PER_VALUE = 2
+KEYS_AND_VALUES = 2
+
+
+def _kv_pool_bytes(machine: dict[str, Any], settings: Settings) -> int:
+    """What the pool of keys and values is going to take, at most."""
+    if settings.engine.kv_memory:
+        return settings.engine.kv_memory
+    whole = int(machine.get("memory_bytes", 0)) // KV_SHARE
+    try:
+        file = locate(settings.model, cache_folder(settings))
+        per_token, trained = _kv_of(_core.Gguf(str(file.path)).metadata) if file else (0, 0)
+    except (ModelError, _core.CoreError):
+        return whole
+    context = settings.engine.context_length or trained
+    sequence = per_token * context
+    if not sequence:
+        return whole
+    return min(sequence * _core.LIMITS["SEQUENCES_MAX"], max(whole, sequence))
+
+
+def _kv_of(metadata: dict[str, Any]) -> tuple[int, int]:
+    """(bytes of keys and values for each token, context in tokens); zeros where it is not told."""
+    name = str(metadata.get("general.architecture", ""))
+
+    def told(key: str) -> int:
+        value = metadata.get(f"{name}.{key}", 0)
+        return value if isinstance(value, int) else 0
+
+    heads = told("attention.head_count")
+    kv_heads = told("attention.head_count_kv") or heads
+    head = told("attention.key_length") or (told("embedding_length") // heads if heads else 0)
+    values = KEYS_AND_VALUES * told("block_count") * kv_heads * head
+    return values * KV_BYTES_PER_VALUE, told("context_length")
+
+
 def _memory(machine: dict[str, Any], settings: Settings) -> Finding:
     available = int(machine["memory_available_bytes"])
     try:
@@ -153,11 +191,18 @@ def _memory(machine: dict[str, Any], settings: Settings) -> Finding:
         weights = file.size_bytes if file else DEFAULT.size_bytes
     except ModelError:
         weights = DEFAULT.size_bytes
+    pool = _kv_pool_bytes(machine, settings)
     needed = int(weights * HEADROOM) + settings.engine.kv_memory
-    text = f"{format_size(available)} available; the model needs about {format_size(needed)}."
+    text = (
+        f"{format_size(available)} available; the model needs about {format_size(needed)}; keys "
+        f"and values may take {format_size(pool)} as requests fill them."
+    )
     if available and available < needed:
         advice = "Take a smaller model or lower --kv-memory, or free memory."
         return Finding(topic="memory", verdict="problem", text=text, advice=advice)
+    if available and available < int(weights * HEADROOM) + pool:
+        advice = "Set --kv-memory to what is left, or free memory."
+        return Finding(topic="memory", verdict="notice", text=text, advice=advice)
     return Finding(topic="memory", verdict="good", text=text)
 
 

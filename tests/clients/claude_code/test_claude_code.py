@@ -1,0 +1,133 @@
+"""Claude Code itself against a server: run by `make test-clients`, where loopback is all the
+network there is. Nothing of the client's own prompts is kept.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Served, body, serve, wait_until
+from sublimate.cli.launch import environment
+from sublimate.cli.peer import Peer
+from tiny_model import ids
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).parent / "node_modules/.bin/claude"
+CONTEXT_TOKENS = 131_072
+PAGES = 24_576
+SECRET = "zebra-4711"
+CLIENT_SECONDS = 120
+
+
+class Requests(logging.Handler):
+    """The access log: path and status of each request."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seen: list[tuple[str, int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = record.__dict__.get("fields", {})
+        self.seen.append((record.getMessage(), fields.get("status", 0)))
+
+    def count(self, path: str) -> int:
+        return sum(message == f"POST {path}" for message, _ in self.seen)
+
+
+@pytest.fixture
+def requests() -> Iterator[Requests]:
+    handler, logger = Requests(), logging.getLogger("sublimate.request")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def claude(served: Served, folder: Path, *words: str) -> dict[str, Any]:
+    """The result that print mode tells."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    asked = Peer(served.url)
+    variables = {
+        **environment(served.url, "", asked.model()),
+        "HOME": str(home),
+        "PATH": os.environ["PATH"],
+    }
+    command = [str(PROGRAM), *words, "--output-format", "json"]
+    done = subprocess.run(
+        command,
+        env=variables,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=CLIENT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
+    return json.loads(done.stdout)
+
+
+def test_a_file_is_read_and_what_it_says_is_answered(tmp_path: Path, requests: Requests) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(f"{SECRET}\n")
+    arguments = json.dumps({"file_path": str(path)}, separators=(", ", ": "))
+    call = f'<tool_call>\n{{"name": "Read", "arguments": {arguments}}}\n</tool_call>'
+    answers = [
+        (ids(SECRET), ids("The file says so.")),
+        (ids("read notes.txt aloud"), ids(f"I read it.\n{call}")),
+    ]
+    with serve(
+        answers={}, extra_script=answers, context_tokens=CONTEXT_TOKENS, pages=PAGES
+    ) as served:
+        result = claude(served, tmp_path, "-p", "read notes.txt aloud")
+        assert result["result"] == "The file says so." and not result["is_error"]
+        assert result["num_turns"] == 2
+        assert requests.count("/v1/messages") == 2, requests.seen
+        assert all(status == 200 for _, status in requests.seen), requests.seen
+        usage = result["usage"]
+        # Of both turns together: the second reads the first, so half of all came from the cache.
+        assert usage["cache_read_input_tokens"] >= 0.95 * usage["input_tokens"]
+
+
+def test_the_next_prompt_reads_the_one_before_from_the_cache(
+    tmp_path: Path, requests: Requests
+) -> None:
+    with serve(
+        answers={"say hello": "Hello there!"}, context_tokens=CONTEXT_TOKENS, pages=PAGES
+    ) as served:
+        first = claude(served, tmp_path, "-p", "say hello")["usage"]
+        second = claude(served, tmp_path, "-p", "--continue", "say hello again")["usage"]
+        before = first["input_tokens"] + first["cache_read_input_tokens"]
+        assert second["cache_read_input_tokens"] >= 0.95 * before, (first, second)
+        assert requests.count("/v1/messages") == 2, requests.seen
+
+
+def test_counting_returns_while_a_stream_runs(tmp_path: Path, requests: Requests) -> None:
+    with serve(context_tokens=CONTEXT_TOKENS, pages=PAGES, step_delay_us=100_000) as served:
+        ended: list[float] = []
+
+        def stream() -> None:
+            request = body("count", max_tokens=400, stream=True)
+            with served.client.stream("POST", "/v1/messages", json=request) as reply:
+                assert sum(len(piece) for piece in reply.iter_bytes()) > 0
+            ended.append(time.monotonic())
+
+        running = threading.Thread(target=stream)
+        running.start()
+        wait_until(lambda: served.region.stats()["running"] == 1)
+        result = claude(served, tmp_path, "-p", "/context")
+        assert not ended, "the stream still runs"
+        assert not result["is_error"] and requests.count("/v1/messages/count_tokens") > 0
+        assert all(status == 200 for _, status in requests.seen), requests.seen
+        running.join()
