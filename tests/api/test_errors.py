@@ -268,3 +268,34 @@ def test_retry_headers() -> None:
     assert headers == {"retry-after": "3", "x-should-retry": "true"}
     assert ("x-should-retry", "false") in ApiError("unauthenticated").headers()
     assert ApiError("not_found").headers() == []
+
+
+SIZES = {"type": "object", "properties": {"a": {"enum": [f"v{i}" for i in range(20_000)]}}}
+NO_SCHEMA = {"type": "object", "properties": {"a": {"type": "file"}}}
+FORMATS = [
+    ("/v1/messages", "output_config", NO_SCHEMA, "output_config.format.schema.properties.a.type"),
+    (
+        "/v1/chat/completions", "response_format", NO_SCHEMA,
+        "response_format.json_schema.schema.properties.a.type",
+    ),
+    (
+        "/v1/chat/completions", "response_format", SIZES,
+        "response_format.json_schema.schema.properties.a.enum",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "schema", "place"), FORMATS, ids=("messages", "chat", "strict")
+)
+def test_a_format_that_cannot_be_held_is_refused_with_its_path(
+    shared: Served, path: str, field: str, schema: dict[str, Any], place: str
+) -> None:
+    named = {"name": "n", "schema": schema, "strict": True}
+    format: dict[str, Any] = {"type": "json_schema", "json_schema": named}
+    if field == "output_config":
+        format = {"format": {"type": "json_schema", "schema": schema}}
+    turns = [{"role": "user", "content": "x"}]
+    asked = {"model": "tiny", "max_tokens": 8, "messages": turns, field: format}
+    reply = shared.client.post(path, json=asked)
+    assert reply.status_code == 400 and place in reply.json()["error"]["message"], reply.text

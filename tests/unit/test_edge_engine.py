@@ -45,6 +45,7 @@ class Heard:
         self.events: list[_core.StreamEvent] = []
         self.lost = False
         self.was_broken = False
+        self.reason = ""
         self._raises = raises
 
     def on_event(self, event: _core.StreamEvent, now_seconds: float) -> None:
@@ -58,8 +59,8 @@ class Heard:
         if self._raises:
             raise RuntimeError("planted")
 
-    def broken(self) -> None:
-        self.was_broken = True
+    def broken(self, reason: str = "internal") -> None:
+        self.was_broken, self.reason = True, reason
         if self._raises:
             raise RuntimeError("planted again")
 

@@ -269,6 +269,38 @@ def test_an_end_while_a_mask_is_made_leaves_nothing(slow_masks: threading.Event,
     with_engine(story, is_kept=how == "cancel")
 
 
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_answer_that_cannot_be_held_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Whether its first mask fails or a later one; the others go on."""
+    fill = Matcher.fill
+    masks: dict[int, int] = {}
+
+    def fail(self: Matcher, words: Any) -> None:
+        index = masks[id(self)] = masks.get(id(self), -1) + 1
+        if next(iter(masks)) == id(self) and index == at:
+            self.abandon("planted")
+        else:
+            fill(self, words)
+
+    monkeypatch.setattr(Matcher, "fill", fail)
+
+    async def story(link: EngineLink, engine: _core.LoopEngine) -> None:
+        heards = [Heard() for _ in range(3)]
+        for seed, heard in enumerate(heards):
+            link.submit(submission("x", DOCUMENT, seed=seed), heard, 384)
+        await until(lambda: all(one.finished or one.was_broken for one in heards))
+        assert [one.reason for one in heards] == ["constraint_failed", "", ""]
+        assert sum(len(event.token_ids) for event in heards[0].events) == at
+        for heard in heards[1:]:
+            jsonschema.validate(json.loads(text_of(heard)), SCHEMA)
+        await until(lambda: engine.stats()["finished"] == 3)
+        assert link.masks.broken_answers == 1
+
+    with_engine(story)
+
+
 @pytest.mark.parametrize("thinks", [False, True])
 def test_a_mask_that_fails_ends_its_own_request(
     monkeypatch: pytest.MonkeyPatch, thinks: bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ..grammar.compiler import StrictSchemaError, Wanted
+from ..grammar.schema import MalformedSchemaError
 from ..model.turns import is_continued
 from .errors import ApiError
 from .generation import Generation, Prompt
@@ -29,6 +30,7 @@ def wanted_of(prompt: Prompt, model: TextModel) -> Wanted:
         must_call=generation.tool_choice in ("any", "tool"),
         parallel=generation.parallel_tools,
         answer_schema=None if continued else generation.answer_schema,
+        answer_strict=generation.answer_strict,
         may_think=(generation.thinking is not None or unasked) and not continued,
         begins_in_thinking=prompt.begins_in_thinking,
     )
@@ -40,9 +42,15 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
         constraint = model.grammars.constraint(wanted_of(prompt, model))
     except StrictSchemaError as error:
         raise ApiError("strict_schema", path=_path(prompt.generation, error)) from None
+    except MalformedSchemaError as error:
+        path = prompt.generation.answer_path
+        path = f"{path}.{error.place}" if error.place else path
+        raise ApiError("field", path=path, reason=error.reason) from None
     return msgspec.structs.replace(prompt, constraint=constraint) if constraint else prompt
 
 
 def _path(generation: Generation, error: StrictSchemaError) -> str:
+    if not error.tool:
+        return f"{generation.answer_path}.{error.relaxation.place}"
     path = generation.schema_paths.get(error.tool, f"tools.{error.tool}")
     return f"{path}.{error.relaxation.place}"

@@ -46,8 +46,9 @@ class Listener(Protocol):
 
     def engine_lost(self) -> None: ...
 
-    def broken(self) -> None:
-        """One of the others raised: a bug of ours. Ends the request."""
+    def broken(self, reason: str = "internal") -> None:
+        """Ends the request with this entry of the error table: one of the others raised, a bug of
+        ours, or its constraint cannot hold it any more."""
         ...
 
 
@@ -234,10 +235,10 @@ class EngineLink:
         """Of the constrained requests."""
         return self._masks
 
-    def _hand_over_failed(self, key: int) -> None:
+    def _hand_over_failed(self, key: int, reason: str = "internal") -> None:
         listener = self._listeners.pop(key, None)
         if listener is not None:
-            _guarded(listener, listener.broken)
+            _guarded(listener, lambda: listener.broken(reason))
 
     # ---- events --------------------------------------------------------------------------------
     def _on_bell(self) -> None:

@@ -180,7 +180,7 @@ TABLE: dict[str, ErrorKind] = {
     "strict_schema": ErrorKind(
         400,
         INVALID,
-        "{path}: a strict tool's schema has to be enforced whole, and this cannot be. Leave it out,"
+        "{path}: a strict schema has to be enforced whole, and this cannot be. Leave it out,"
         " or strict.",
     ),
     "prompt_too_long": ErrorKind(
@@ -218,6 +218,13 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "generation_failed": ErrorKind(
         500, "api_error", "The model could not complete this answer.", retry=False
+    ),
+    "constraint_failed": ErrorKind(
+        500,
+        "api_error",
+        "The answer could not be held to its schema any further. Simplify the schema of the tool or"
+        " format.",
+        retry=False,
     ),
     "internal": ErrorKind(500, "api_error", "An internal error occurred."),
 }

@@ -89,6 +89,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """More than one call in an answer."""
     answer_schema: dict[str, Any] | None = None
     """JSON Schema of the answer's text."""
+    answer_strict: bool = False
+    """All of it has to be enforced, or the request is refused."""
+    answer_path: str = "output_config.format.schema"
+    """Where the request has it."""
     thinking: ThinkingBudget | None = None
     """None: off, for models that can switch."""
     raw_prompt: str | tuple[int, ...] = ""

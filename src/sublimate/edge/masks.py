@@ -57,19 +57,19 @@ class _Held(msgspec.Struct, kw_only=True):
 class MaskKeeper:
     """Of one engine's region. On the event loop's thread, but for the making of long masks.
 
-    `failed` is told the key of a request that could not be handed over later; `broken`, that the
-    engine broke the ring.
+    `failed` is told the key of a request that could not be handed over later, or cannot be held to
+    its grammar any more, and the name of its error; `broken`, that the engine broke the ring.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         client: _core.EdgeClient,
-        failed: Callable[[int], None],
+        failed: Callable[[int, str], None],
         broken: Callable[[], None],
     ) -> None:
         self.broken_answers = 0
-        """Answers that their grammar could not hold to the end."""
+        """Answers that their grammar could not hold to the end, and that ended with an error."""
         self._loop = loop
         self._client = client
         self._failed = failed
@@ -192,13 +192,15 @@ class MaskKeeper:
         except Exception:
             LOG.exception("a request that had waited could not be handed over")
             self._client.discard(held.slot, held.generation)
-            self._failed(held.key)
+            self._failed(held.key, "internal")
 
     # ---- masks ---------------------------------------------------------------------------------
     def _publish(self, held: _Held) -> None:
         """What the loop needs for the next token, made here or elsewhere."""
         matcher = held.matcher
-        if matcher.is_free:
+        if matcher.broken:
+            self._give_up(held)
+        elif matcher.is_free:
             self._set_free(held, matcher)
         elif matcher.is_slow:
             held.is_busy = True
@@ -223,12 +225,22 @@ class MaskKeeper:
 
     def _filled(self, held: _Held, matcher: Matcher) -> None:
         if matcher.broken:
-            self._set_free(held, matcher)
+            self._give_up(held)
         else:
             self._client.publish_mask(held.mask_slot, held.index)
 
+    def _give_up(self, held: _Held) -> None:
+        """Never an unconstrained rest: the loop gets no mask, and so samples nothing more of it.
+        Its listener is told later, since it may be nobody's yet."""
+        self.broken_answers += 1
+        self._loop.call_soon(self._end_broken, held)
+
+    def _end_broken(self, held: _Held) -> None:
+        if self._is_open and not held.is_over:
+            self._failed(held.key, "constraint_failed")
+            self._client.cancel(held.slot, held.generation)
+
     def _set_free(self, held: _Held, matcher: Matcher) -> None:
-        self.broken_answers += 1 if matcher.broken else 0
         if held.triggers is not None:
             triggers = matcher.triggers
             held.triggers[: len(triggers)] = triggers

@@ -169,8 +169,8 @@ class Metrics(Collector):
         yield _by_profile(self.queue_by_profile, labels)
         text = "Prompts that left the one before them, by what was not as it was."
         yield _counters("prefix_divergences", text, "reason", self.divergences, labels)
-        text = "Schema keywords that grammars leave out, once per schema."
-        yield _counters("grammar_relaxations", text, "keyword", self.relaxations, labels)
+        text = "What grammars leave out of schemas, by keyword or bound, once per schema."
+        yield _counters("grammar_relaxations", text, "reason", self.relaxations, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)

@@ -121,9 +121,9 @@ class Answer:
         """The engine ended; the client is told at once."""
         self.abort(ApiError("engine_lost").after(limits.ENGINE_LOST_RETRY_SECONDS), "engine_lost")
 
-    def broken(self) -> None:
-        """Something here raised, so the client gets an error."""
-        self.abort(ApiError("internal"), "internal")
+    def broken(self, reason: str = "internal") -> None:
+        """The answer cannot go on for a reason here, so the client gets an error."""
+        self.abort(ApiError(reason), reason)
 
     def abort(self, error: ApiError, reason: str) -> None:
         """End with an error that the engine did not cause."""

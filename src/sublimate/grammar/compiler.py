@@ -2,7 +2,8 @@
 memory.
 
 Each tool is made enforceable by itself, so that one odd schema costs no other tool its grammar; a
-tool whose grammar cannot be had may take any object.
+tool whose grammar cannot be had may take any object. Time is that of the thread, so that load never
+refuses a schema.
 
 defines: StrictSchemaError, Wanted, Grammars
 """
@@ -25,15 +26,21 @@ from ..model.tokenizer import Tokenizer
 from ..model.tool_formats import Tool, ToolFormat
 from . import lark
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
-from .schema import ANY_OBJECT, Enforceable, Relaxation, enforceable
+from .schema import Enforceable, Relaxation, check_schema, enforceable, outline
 from .vocabulary import GrammarVocabulary
 
 LOG = logging.getLogger("sublimate.grammar")
 
 SCHEMAS_MAX = 1024
 """Enforceable schemas that are kept."""
+SCHEMAS_BYTES_MAX = 16 << 20
+"""Of their JSON."""
 CONSTRAINTS_MAX = 64
-"""Constraints that are kept: a few grammars each, of some MiB at most."""
+"""Constraints that are kept: a few grammars each."""
+CONSTRAINTS_BYTES_MAX = 2 << 20
+"""Of the text of their grammars, which in memory take about a hundred times as much."""
+RELAXATIONS_LOGGED_MAX = 16
+"""Lines of one schema."""
 COMPILE_SECONDS_MAX = 0.1
 """What one tool's grammar may take: a slower one allows any object instead, from then on."""
 LIMITS = LLParserLimits(
@@ -73,6 +80,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     must_call: bool = False
     parallel: bool = True
     answer_schema: dict[str, Any] | None = None
+    answer_strict: bool = False
+    """All of that schema has to be enforced."""
     may_think: bool = False
     begins_in_thinking: bool = False
     """The prompt has opened it."""
@@ -95,8 +104,8 @@ class Grammars:
         self._tools = tools
         self._thinking = thinking
         self._vocabulary: GrammarVocabulary | None = None
-        self._schemas = _Cache(SCHEMAS_MAX)
-        self._constraints = _Cache(CONSTRAINTS_MAX)
+        self._schemas = _Cache(SCHEMAS_MAX, SCHEMAS_BYTES_MAX)
+        self._constraints = _Cache(CONSTRAINTS_MAX, CONSTRAINTS_BYTES_MAX)
         self._lock = threading.Lock()
 
     @property
@@ -114,14 +123,15 @@ class Grammars:
         LOG.debug("a vocabulary of %d tokens for grammars", self.vocabulary.count)
 
     def constraint(self, wanted: Wanted) -> Constraint | None:
-        """None: any answer will do. Raises StrictSchemaError."""
+        """None: any answer will do. Raises StrictSchemaError, and MalformedSchemaError of the
+        answer's schema."""
         if not self._asks(wanted):
             return None
-        return self._constraints.get(_digest(wanted), lambda: self._build(wanted))
+        return self._constraints.get(*_digest(wanted), lambda: self._build(wanted))
 
     def is_ready(self, wanted: Wanted) -> bool:
         """Whether `constraint` takes no time."""
-        return not self._asks(wanted) or self._constraints.has(_digest(wanted))
+        return not self._asks(wanted) or self._constraints.has(_digest(wanted)[0])
 
     def _asks(self, wanted: Wanted) -> bool:
         thinks = wanted.may_think or wanted.begins_in_thinking
@@ -129,7 +139,7 @@ class Grammars:
 
     # ---- schemas -------------------------------------------------------------------------------
     def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> dict[str, Any]:
-        found = self._schemas.get(_digest(schema), lambda: self._try(tool, schema))
+        found = self._schemas.get(*_digest(schema), lambda: self._try(tool, schema))
         if strict and found.relaxations:
             raise StrictSchemaError(tool, found.relaxations[0])
         return found.schema
@@ -137,35 +147,48 @@ class Grammars:
     def _try(self, tool: str, schema: dict[str, Any]) -> Enforceable:
         """Alone, so that its cost is known."""
         found = enforceable(schema)
-        begin_seconds = time.monotonic()
+        begin_seconds = time.thread_time()
         main = lark.document(found.schema, self._tools)
-        keyword = "" if self._compiled(lark.alone(main)) else RELAX_KEYWORD_REFUSED
-        if time.monotonic() - begin_seconds > COMPILE_SECONDS_MAX:
+        grammar = self._compiled(lark.alone(main))
+        keyword = "" if grammar and self._begins(grammar) else RELAX_KEYWORD_REFUSED
+        if time.thread_time() - begin_seconds > COMPILE_SECONDS_MAX:
             keyword = RELAX_KEYWORD_SLOW
         if keyword:
             relaxations = (*found.relaxations, Relaxation("", keyword))
-            found = Enforceable(ANY_OBJECT, relaxations)
-        for relaxation in found.relaxations:
-            self.relaxed[relaxation.keyword] += 1
-            LOG.info("not enforced: %s of %s", relaxation.place, tool or "the answer's schema")
+            found = Enforceable(outline(found.schema), relaxations)
+        self.relaxed.update(relaxation.keyword for relaxation in found.relaxations)
+        of = tool or "the answer's schema"
+        for relaxation in found.relaxations[:RELAXATIONS_LOGGED_MAX]:
+            LOG.info("not enforced: %s of %s", relaxation.place, of)
+        if (more := len(found.relaxations) - RELAXATIONS_LOGGED_MAX) > 0:
+            LOG.info("not enforced: %d more of %s", more, of)
         return found
+
+    def _begins(self, grammar: LLMatcher) -> bool:
+        """Whether its first mask can be made: some grammars fail only there."""
+        probe = grammar.deep_copy()
+        words = self.vocabulary.words([])
+        probe.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return not probe.is_error() and bool(words.any())
 
     # ---- phases --------------------------------------------------------------------------------
     def _build(self, wanted: Wanted) -> Constraint:
+        if wanted.answer_schema is not None:
+            check_schema(wanted.answer_schema)
         arguments = {
             tool.name: self._enforced(tool.name, tool.schema, tool.strict) for tool in wanted.tools
         }
         answer = wanted.answer_schema
         if answer is not None:
-            answer = self._enforced("", answer, strict=False)
+            answer = self._enforced("", answer, wanted.answer_strict)
         try:
             return self._phases(wanted, arguments, answer)
         except _RefusedError:
             # Too large together, though not alone.
             self.relaxed[RELAX_KEYWORD_TOGETHER] += 1
             LOG.info("not enforced together: the schemas of %d tools", len(arguments))
-            any_object = dict.fromkeys(arguments, ANY_OBJECT)
-            return self._phases(wanted, any_object, answer and ANY_OBJECT)
+            outlines = {name: outline(schema) for name, schema in arguments.items()}
+            return self._phases(wanted, outlines, None if answer is None else outline(answer))
 
     def _phases(
         self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None
@@ -279,33 +302,39 @@ class Grammars:
 class _Cache:
     """Of what is used most recently."""
 
-    def __init__(self, entries_max: int) -> None:
+    def __init__(self, entries_max: int, bytes_max: int) -> None:
         self._entries_max = entries_max
-        self._held: OrderedDict[bytes, Any] = OrderedDict()
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._held: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def has(self, key: bytes) -> bool:
         return key in self._held
 
-    def get(self, key: bytes, make: Callable[[], Any]) -> Any:
+    def get(self, key: bytes, size_bytes: int, make: Callable[[], Any]) -> Any:
         """What `make` made of the key; two threads may make it at once. Nothing is kept of b""."""
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
-                return self._held[key]
+                return self._held[key][0]
         made = make()
         if not key:
             return made
         with self._lock:
-            self._held[key] = made
-            while len(self._held) > self._entries_max:
-                self._held.popitem(last=False)
+            self._bytes += size_bytes - self._held.pop(key, (None, 0))[1]
+            self._held[key] = made, size_bytes
+            while len(self._held) > self._entries_max or (
+                self._bytes > self._bytes_max and len(self._held) > 1
+            ):
+                self._bytes -= self._held.popitem(last=False)[1][1]
         return made
 
 
-def _digest(value: Any) -> bytes:
-    """Empty for what is nested deeper than any body of a request."""
+def _digest(value: Any) -> tuple[bytes, int]:
+    """(key, bytes of its JSON). No key for what is nested deeper than any body of a request."""
     try:
-        return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+        text = msgspec.json.encode(value)
     except RecursionError:
-        return b""
+        return b"", 0
+    return hashlib.blake2b(text, digest_size=16).digest(), len(text)

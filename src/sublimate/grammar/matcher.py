@@ -34,7 +34,7 @@ class Matcher:
         self.free_end = max(1, thinking_tokens - len(closing)) if thinking_tokens and closing else 0
         """Index of the token that needs a mask though the answer be free; 0: none does."""
         self.broken = ""
-        """Why the answer is not held to its constraint any more; empty: it is."""
+        """Why the answer cannot be held to its constraint any more; empty: it is."""
         self.is_slow = constraint.begins_slowly
         """The next mask is likely to take longer than SLOW_SECONDS, as the last one did."""
         self._constraint = constraint
@@ -96,8 +96,8 @@ class Matcher:
         self.is_slow = time.perf_counter() - begin_seconds > SLOW_SECONDS
 
     def abandon(self, why: str) -> None:
-        """Hold the answer to nothing any more."""
-        LOG.warning("an answer is not held to its grammar any more: %s", why.partition("\n")[0])
+        """The answer has to end: nothing can hold it any more."""
+        LOG.warning("an answer cannot be held to its grammar: %s", why.partition("\n")[0])
         self.broken = why
 
     def _may_be_text(self, phase: Phase) -> bool:

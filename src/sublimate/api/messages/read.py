@@ -125,14 +125,16 @@ def _generation(
         schema_paths=tools.schema_paths,
         parallel_tools=not (choice and choice.disable_parallel_tool_use),
         answer_schema=_answer_schema(request),
+        answer_path=f"{_format_name(request)}.schema",
         thinking=thinking,
         original_tokens=original_tokens,
         applied_edits=tuple(applied),
         previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,
     )
     if generation.answer_schema is not None and is_continued(generation.turns):
-        name = "output_format" if request.output_format else "output_config.format"
-        raise field_error(name, "an answer that was begun for the model cannot have a format")
+        raise field_error(
+            _format_name(request), "an answer that was begun for the model cannot have a format"
+        )
     return _with_choice(generation, request)
 
 
@@ -158,6 +160,12 @@ def _answer_schema(request: MessagesRequest) -> dict[str, Any] | None:
     config = request.output_config
     chosen = (config.format if config is not None else None) or request.output_format
     return chosen.schema if chosen is not None else None
+
+
+def _format_name(request: MessagesRequest) -> str:
+    config = request.output_config
+    has_config = config is not None and config.format is not None
+    return "output_format" if request.output_format and not has_config else "output_config.format"
 
 
 def _thinking(

@@ -179,6 +179,7 @@ def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> Olla
         profile=choose_profile(request.execution_profile, server.settings),
         stream=request.stream is not False,
         answer_schema=_answer_schema(request.format),
+        answer_path="format",
         thinking=thinking_budget("think", effort, sampling.max_tokens),
         vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
         **parts,

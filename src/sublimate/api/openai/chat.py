@@ -136,6 +136,8 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         withdrawn_tools=choice.withdrawn,
         parallel_tools=request.parallel_tool_calls is not False,
         answer_schema=_answer_schema(request.response_format),
+        answer_strict=_is_strict(request.response_format),
+        answer_path="response_format.json_schema.schema",
         thinking=thinking_budget("reasoning_effort", request.reasoning_effort, sampling.max_tokens),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
@@ -175,6 +177,10 @@ def _answer_schema(format: ResponseFormat | None) -> dict[str, Any] | None:
     if format.type == "json_schema":
         path += ".json_schema"
     return answer_schema(path, format.type, format.json_schema)
+
+
+def _is_strict(format: ResponseFormat | None) -> bool:
+    return bool(format and format.json_schema and format.json_schema.strict)
 
 
 def read_messages(messages: list[ChatMessage], messages_max: int) -> tuple[Any, ...]:

@@ -115,6 +115,7 @@ class JsonSchema(msgspec.Struct):
     """response_format.json_schema, and text.format of the type json_schema."""
 
     schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 def answer_schema(path: str, kind: str, schema: JsonSchema | None) -> dict[str, Any] | None:

@@ -160,6 +160,8 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         withdrawn_tools=choice.withdrawn,
         parallel_tools=request.parallel_tool_calls is not False,
         answer_schema=_answer_schema(request.text),
+        answer_strict=bool(request.text and request.text.format and request.text.format.strict),
+        answer_path="text.format.schema",
         thinking=thinking_budget("reasoning.effort", effort, sampling.max_tokens),
         shown=_shown(request),
         store=None if request.store is False else store,
