@@ -73,7 +73,7 @@ test-clients: build
 	npm ci --prefix $(CLIENT) --no-audit --no-fund
 	node $(CLIENT)/node_modules/@anthropic-ai/claude-code/install.cjs
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
-	  $(PYTEST) -m clients tests/clients $(ARGS)
+	  $(PYTEST) -m clients $(CLIENT) $(ARGS)
 
 lint: .venv/stamp-dev
 	ruff check src tests
