@@ -114,11 +114,11 @@ std::span<const BlockPart> BlockSplitter::finish() {
         show_thinking(trimmed(pending_, pending_.size()));
         break;
     case State::opened:
-        show_text(pending_.size());
+        if (!format_->eager) show_text(pending_.size());
         break;
     case State::object:
     case State::arguments:
-        if (!whole && !shown_) show_text(pending_.size());
+        if (!whole && !shown_ && !format_->eager) show_text(pending_.size());
         if (!whole && shown_) close_arguments();
         if (whole && !shown_) show_call();
         break;

@@ -7,8 +7,9 @@
 //   - A call is a call if its JSON is valid, names a known tool and has an object of arguments.
 //     Else what was read of it is text again, and reading goes on behind that.
 //   - `eager` shows a call once its arguments begin; whoever sets it has constrained the model to
-//     valid arguments. If the answer is cut inside them, or breaks off, they are closed to valid
-//     JSON. Else a call is shown when it is whole, and a cut one is text again.
+//     valid calls. If the answer is cut inside the arguments, or breaks off, they are closed to
+//     valid JSON; if it is cut before them, nothing is shown, as that is the beginning of a call
+//     and no text. Else a call is shown when it is whole, and a cut one is text again.
 //   - Thinking, and a call without any opening, begin only where no text of the answer precedes.
 //
 // defines: BlockKind, BlockFormat, BlockStatus, check_format, BlockPart, BlockSplitter

@@ -458,7 +458,7 @@ class Splitter:
         if self.ended:
             if call.arguments is not None and call.name and call.opened < 0:
                 self.show_call(call, len(self.text))
-            elif not self.shown_part(call):
+            elif not self.shown_part(call) and not self.form.eager:
                 self.add_text(self.text[self.at :])
         elif call.opened >= 0:
             end = call.arguments[1] if call.arguments else call.safe[0]

@@ -330,7 +330,8 @@ def test_no_cut_shows_invalid_json(name: str, eager: bool) -> None:
             assert whole["k"].startswith(shown[0].get("k", ""))
             assert shown[0].get("n", []) in ([], [-1500.0], [-1500.0, {}], whole["n"])
         if not shown and text[:end].strip():
-            assert [b.text for b in blocks] == [text[:end]]
+            is_call = text[0] == "{" or any(text[:end].startswith(o) for o in form.openings)
+            assert [b.text for b in blocks] == ([] if eager and is_call else [text[:end]])
 
 
 def test_a_call_that_the_model_was_not_held_to_breaks_off() -> None:
