@@ -60,11 +60,10 @@ test-sdk: .venv/stamp-sdks
 
 .venv/stamp-sdks: .venv/stamp-build $(wildcard $(SDKS)/*.txt) tests/clients/node/package-lock.json
 	mkdir -p .venv/clients/node
-	for set in $(SETS); do \
-	  $(PIP) install --no-compile --upgrade --target .venv/clients/$$set -r $(SDKS)/$$set.txt & done; \
-	  cp tests/clients/node/package*.json .venv/clients/node/ && \
-	  (cd .venv/clients/node && npm ci --silent --no-audit --no-fund) && wait
-	for set in $(SETS); do test -n "$$(ls .venv/clients/$$set)" || exit 1; done
+	printf '%s\n' $(SETS) | xargs -P 4 -I{} $(PIP) install --no-compile --upgrade \
+	  --target .venv/clients/{} -r $(SDKS)/{}.txt
+	cp tests/clients/node/package*.json .venv/clients/node/
+	cd .venv/clients/node && npm ci --silent --no-audit --no-fund
 	touch $@
 
 # Agents themselves, with loopback for all their network.

@@ -63,7 +63,8 @@ class Connection:
         if profile:
             body["execution_profile"] = profile
         data = json.dumps(body).encode()
-        head = f"POST /v1/messages HTTP/1.1\r\nhost: h\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n"
+        head += f"content-length: {len(data)}\r\n\r\n"
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.arrivals: list[float] = []

@@ -67,7 +67,7 @@ async def stream(port: int, words: int, tokens: int, profile: str, result: Strea
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     start = time.perf_counter()
-    head = f"POST /v1/messages HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
     while line := await reader.readline():
         if b'"content_block_delta"' in line and line.startswith(b"data:"):

@@ -1,10 +1,18 @@
-"""One quick server for all tests that need nothing special of it."""
+"""One quick server for all tests that need nothing special of it, and an eye on every stream."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from harness import Served, serve
+from stream_grammar import watch_streams
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watched() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        watch_streams(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+import stream_grammar
 from grammar import check_stream, prompt_tokens
 from harness import Served
+from stream_grammar import check_body
 
 
 def without(name: str) -> Callable[[bytes], bytes]:
@@ -177,3 +179,62 @@ def test_an_expected_error_ends_a_stream(good: bytes) -> None:
     assert check_stream(cut, may_fail=True).error
     with pytest.raises(AssertionError):
         check_stream(ERROR + cut, may_fail=True)
+
+
+CHUNK = (
+    b'data: {"id":"c","model":"m","created":1,"object":"chat.completion.chunk","choices":[%s]}\n\n'
+)
+SAID = CHUNK % b'{"index":0,"delta":{"content":"a"},"finish_reason":null}'
+ENDED = CHUNK % b'{"index":0,"delta":{},"finish_reason":"stop"}'
+DONE = b"data: [DONE]\n\n"
+CREATED = b'event: response.created\ndata: {"type":"response.created","sequence_number":0}\n\n'
+COMPLETED = (
+    b'event: response.completed\ndata: {"type":"response.completed","sequence_number":%d}\n\n'
+)
+ITEM = (
+    b"event: response.output_item.added\n"
+    b'data: {"type":"response.output_item.added","sequence_number":1,"output_index":0}\n\n'
+)
+SSE, LINES = "text/event-stream", "application/x-ndjson"
+CHAT, RESPONSES = ("/v1/chat/completions", SSE), ("/v1/responses", SSE)
+OLLAMA = ("/api/chat", LINES)
+
+OTHER_STREAMS: list[tuple[str, tuple[str, str], bytes, bool]] = [
+    ("chat", CHAT, SAID + ENDED + DONE, True),
+    ("chat-without-end", CHAT, SAID + DONE, False),
+    ("chat-without-done", CHAT, SAID + ENDED, False),
+    ("chat-behind-its-end", CHAT, SAID + ENDED + SAID + DONE, False),
+    ("chat-of-two-ids", CHAT, SAID.replace(b'"c"', b'"d"') + SAID + ENDED + DONE, False),
+    ("responses", RESPONSES, CREATED + COMPLETED % 1, True),
+    ("responses-not-numbered", RESPONSES, CREATED + COMPLETED % 2, False),
+    ("responses-without-end", RESPONSES, CREATED, False),
+    ("responses-open-item", RESPONSES, CREATED + ITEM + COMPLETED % 2, False),
+    ("ollama", OLLAMA, b'{"done":false}\n{"done":true}\n', True),
+    ("ollama-without-end", OLLAMA, b'{"done":false}\n', False),
+    ("ollama-two-ends", OLLAMA, b'{"done":true}\n{"done":true}\n', False),
+    ("messages-cut", ("/v1/messages", SSE), b"event: ping\ndata: {}\n\n", False),
+    ("unknown-path", ("/v1/other", SSE), DONE, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "stream", "is_good"),
+    [pytest.param(*one[1:], id=one[0]) for one in OTHER_STREAMS],
+)
+def test_what_is_watched(where: tuple[str, str], stream: bytes, is_good: bool) -> None:
+    if is_good:
+        check_body(*where, stream)
+        return
+    with pytest.raises((AssertionError, KeyError)):
+        check_body(*where, stream)
+
+
+def test_no_client_reads_a_stream_unwatched(
+    shared: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(body: bytes) -> None:
+        raise AssertionError("watched")
+
+    monkeypatch.setitem(stream_grammar.GRAMMARS, ("/v1/messages", SSE), refuse)
+    with pytest.raises(AssertionError, match="watched"):
+        shared.message(stream=True)

@@ -8,6 +8,7 @@ installed fails, so that none is passed over in silence.
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,21 +29,23 @@ INSTALLED = ROOT / ".venv" / "clients"
 CLIENT_SECONDS = 60
 CITIES = {"Bern", "Rome"}
 
-# (client, command after the interpreter, folder of its packages: empty for the test environment's)
+BAD = "BadRequestError"
+# (client, driver, folder of its packages: empty for the test environment's, its class for a 400)
 PYTHON = [
-    ("anthropic-python-0", "anthropic_sdk.py", "anthropic-0"),
-    ("anthropic-python-1", "anthropic_sdk.py", "anthropic-1"),
-    ("anthropic-python-2", "anthropic_sdk.py", ""),
-    ("openai-python", "openai_sdk.py", ""),
-    ("langchain-anthropic", "langchain_client.py", "frameworks"),
-    ("pydantic-ai", "pydantic_ai_client.py", "frameworks"),
+    ("anthropic-python-0", "anthropic_sdk.py", "anthropic-0", BAD),
+    ("anthropic-python-1", "anthropic_sdk.py", "anthropic-1", BAD),
+    ("anthropic-python-2", "anthropic_sdk.py", "", BAD),
+    ("openai-python", "openai_sdk.py", "", BAD),
+    ("langchain-anthropic", "langchain_client.py", "frameworks", "AnthropicInvalidRequestError"),
+    ("pydantic-ai", "pydantic_ai_client.py", "frameworks", "ModelRequestRejectedError"),
 ]
 NODE = [
-    ("anthropic-typescript-0", "anthropic_sdk.mjs", "@anthropic-ai/sdk-0"),
-    ("anthropic-typescript-1", "anthropic_sdk.mjs", "@anthropic-ai/sdk"),
-    ("openai-typescript", "openai_sdk.mjs", ""),
-    ("vercel-ai-sdk", "ai_sdk.mjs", ""),
+    ("anthropic-typescript-0", "anthropic_sdk.mjs", "@anthropic-ai/sdk-0", BAD),
+    ("anthropic-typescript-1", "anthropic_sdk.mjs", "@anthropic-ai/sdk", BAD),
+    ("openai-typescript", "openai_sdk.mjs", "", BAD),
+    ("vercel-ai-sdk", "ai_sdk.mjs", "", "APICallError"),
 ]
+FIELD = re.compile(r"(max_tokens|max_completion_tokens|top_k): expected an integer of at least 0")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def check(url: str, found: dict[str, Any], cancelled: float) -> None:
+def check(url: str, found: dict[str, Any], kind: str, cancelled: float) -> None:
     assert len(found["text"]) > 10
     assert found["text"] == found["stream"] == found["folded"]
     assert found["call"]["stop"] in ("tool_use", "tool_calls", "tool-calls", "tool_call")
@@ -93,21 +96,26 @@ def check(url: str, found: dict[str, Any], cancelled: float) -> None:
     schema = json.loads(found["schema"])
     assert schema["city"] in CITIES and isinstance(schema["count"], int)
     error = found["error"]
-    assert error["status"] == 400 and "expected an integer of at least 0" in error["text"]
+    assert (error["status"], error["kind"]) == (400, kind)
+    assert FIELD.search(error["text"]), error
     assert found["idle"], "a cancelled answer still ran"
     assert metric(url, "sublimate_cancelled_in_") > cancelled
 
 
-@pytest.mark.parametrize(("script", "folder"), [pytest.param(*c[1:], id=c[0]) for c in PYTHON])
-def test_a_python_client(url: str, script: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "folder", "kind"), [pytest.param(*c[1:], id=c[0]) for c in PYTHON]
+)
+def test_a_python_client(url: str, script: str, folder: str, kind: str) -> None:
     before = metric(url, "sublimate_cancelled_in_")
-    check(url, run_python(script, folder, url), before)
+    check(url, run_python(script, folder, url), kind, before)
 
 
-@pytest.mark.parametrize(("script", "package"), [pytest.param(*c[1:], id=c[0]) for c in NODE])
-def test_a_node_client(url: str, script: str, package: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "package", "kind"), [pytest.param(*c[1:], id=c[0]) for c in NODE]
+)
+def test_a_node_client(url: str, script: str, package: str, kind: str) -> None:
     before = metric(url, "sublimate_cancelled_in_")
-    check(url, run_node(script, package, url), before)
+    check(url, run_node(script, package, url), kind, before)
 
 
 def test_instructor(url: str) -> None:

@@ -119,6 +119,10 @@ class Server:
     def checked_sampling(self, fields: SamplingFields) -> Sampling:
         return check_sampling(fields, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
 
+    def part(self, kind: type[object]) -> object:
+        """Nothing is kept here."""
+        raise ApiError("data_in_use")
+
 
 def one_body(data: bytes) -> str:
     """The code of the error, or empty for a prompt."""

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Server
 
-from harness import Served, body, serve, wait_until
+from harness import body, serve, wait_until
 from sublimate.cli.launch import environment
 from sublimate.cli.peer import Peer
 from tiny_model import ids
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
 
 PROGRAM = Path(__file__).parent / "node_modules/.bin/claude"
 CONTEXT_TOKENS = 131_072
 PAGES = 24_576
 SECRET = "zebra-4711"
-CLIENT_SECONDS = 120
+CLIENT_SECONDS = 600
+PROMPT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 class Requests(logging.Handler):
@@ -54,13 +56,12 @@ def requests() -> Iterator[Requests]:
     logger.setLevel(level)
 
 
-def claude(served: Served, folder: Path, *words: str) -> dict[str, Any]:
+def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
     """The result that print mode tells."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    asked = Peer(served.url)
     variables = {
-        **environment(served.url, "", asked.model()),
+        **environment(url, "", Peer(url).model()),
         "HOME": str(home),
         "PATH": os.environ["PATH"],
     }
@@ -90,7 +91,7 @@ def test_a_file_is_read_and_what_it_says_is_answered(tmp_path: Path, requests: R
     with serve(
         answers={}, extra_script=answers, context_tokens=CONTEXT_TOKENS, pages=PAGES
     ) as served:
-        result = claude(served, tmp_path, "-p", "read notes.txt aloud")
+        result = claude(served.url, tmp_path, "-p", "read notes.txt aloud")
         assert result["result"] == "The file says so." and not result["is_error"]
         assert result["num_turns"] == 2
         assert requests.count("/v1/messages") == 2, requests.seen
@@ -106,8 +107,8 @@ def test_the_next_prompt_reads_the_one_before_from_the_cache(
     with serve(
         answers={"say hello": "Hello there!"}, context_tokens=CONTEXT_TOKENS, pages=PAGES
     ) as served:
-        first = claude(served, tmp_path, "-p", "say hello")["usage"]
-        second = claude(served, tmp_path, "-p", "--continue", "say hello again")["usage"]
+        first = claude(served.url, tmp_path, "-p", "say hello")["usage"]
+        second = claude(served.url, tmp_path, "-p", "--continue", "say hello again")["usage"]
         before = first["input_tokens"] + first["cache_read_input_tokens"]
         assert second["cache_read_input_tokens"] >= 0.95 * before, (first, second)
         assert requests.count("/v1/messages") == 2, requests.seen
@@ -126,8 +127,32 @@ def test_counting_returns_while_a_stream_runs(tmp_path: Path, requests: Requests
         running = threading.Thread(target=stream)
         running.start()
         wait_until(lambda: served.region.stats()["running"] == 1)
-        result = claude(served, tmp_path, "-p", "/context")
+        result = claude(served.url, tmp_path, "-p", "/context")
         assert not ended, "the stream still runs"
         assert not result["is_error"] and requests.count("/v1/messages/count_tokens") > 0
         assert all(status == 200 for _, status in requests.seen), requests.seen
         running.join()
+
+
+def test_two_turns_with_the_default_model(tmp_path: Path) -> None:
+    """The real prompt of some 20,000 tokens, on the real model: no retry, and no second prefill."""
+    command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-format", "json"]
+    more = ["--context-length", "32768", "--rope-scaling", "yarn"]
+    with Server([*command, *more]) as running:
+        url = running.event("ready", 120)["url"]
+        begin = time.monotonic()
+        first = claude(url, tmp_path, "-p", "Say hello.")
+        between = time.monotonic()
+        second = claude(url, tmp_path, "-p", "--continue", "Say goodbye.")
+        print(f"turns: {between - begin:.1f} s, {time.monotonic() - between:.1f} s")
+        lines = [json.loads(line) for line in running.errors if line.startswith("{")]
+    for result in (first, second):
+        assert not result["is_error"] and result["num_turns"] == 1, result
+    asked = [line for line in lines if line.get("message") == "POST /v1/messages"]
+    assert [line["status"] for line in asked] == [200, 200]
+    usage = first["usage"]
+    prompt = sum(usage[name] for name in PROMPT)
+    assert prompt > 10_000
+    read = second["usage"]["cache_read_input_tokens"]
+    print(f"prompt {prompt} tokens; the second turn read {read} from the cache")
+    assert read >= 0.95 * prompt

@@ -115,7 +115,7 @@ class FileTexts:
     body could: naming one many times costs what sending it would."""
 
     def __init__(self, server: EdgeServer, owner: bytes) -> None:
-        self._files = server.part(Files)
+        self._server = server
         self._owner = owner
         self._left_bytes = self._most = server.limits.body_bytes_max
 
@@ -124,7 +124,8 @@ class FileTexts:
         disk."""
         if _is_event_loop():
             raise NeedsThreadError
-        return self._files.submit(lambda store: self._read(store, identifier, path)).result()
+        files = self._server.part(Files)
+        return files.submit(lambda store: self._read(store, identifier, path)).result()
 
     def _read(self, store: FileStore, identifier: str, path: str) -> str:
         kept = store.get(identifier, self._owner)

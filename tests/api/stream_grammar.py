@@ -1,0 +1,151 @@
+"""Checks every stream that any HTTP client of the tests reads to its end, by the grammar of its
+API; a test cannot forget it. Streams that break off are an error of the transport and not checked.
+
+defines: GRAMMARS, check_body, watch_streams
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from grammar import check_stream
+
+Json = dict[str, Any]
+
+
+def check_messages(body: bytes) -> None:
+    check_stream(body, may_fail=True)
+
+
+def _data_lines(body: bytes) -> list[bytes]:
+    """What follows "data: ", frame by frame."""
+    assert body.endswith(b"\n\n")
+    lines = [line for line in body.split(b"\n") if line.startswith(b"data: ")]
+    return [line.removeprefix(b"data: ") for line in lines]
+
+
+def check_chunks(body: bytes) -> None:
+    """Chat completions and completions: chunks of one answer, an end of each choice, [DONE]; or an
+    error, which ends the stream."""
+    *chunks, last = _data_lines(body)
+    told: list[Json] = [msgspec.json.decode(chunk) for chunk in chunks]
+    if last != b"[DONE]":
+        assert msgspec.json.decode(last)["error"]["message"]
+    elif told and "error" in told[-1]:
+        told.pop()
+    ended: set[int] = set()
+    for chunk in told:
+        assert chunk["object"] in ("chat.completion.chunk", "text_completion")
+        same = [chunk[name] == told[0][name] for name in ("id", "model", "created", "object")]
+        assert all(same), chunk
+        for choice in chunk["choices"]:
+            assert choice["index"] not in ended, "nothing follows a finish_reason"
+            if choice["finish_reason"] is not None:
+                ended.add(choice["index"])
+    began = {choice["index"] for chunk in told for choice in chunk["choices"]}
+    if last == b"[DONE]" and told:
+        assert ended == began
+
+
+def check_response_events(body: bytes) -> None:
+    """The Responses API: numbered events from response.created to the end; items and their parts
+    begin before they end, each once."""
+    events: list[Json] = [msgspec.json.decode(line) for line in _data_lines(body)]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = [line for line in body.split(b"\n") if line.startswith(b"event: ")]
+    assert names == [b"event: " + event["type"].encode() for event in events]
+    assert events[0]["type"] in ("response.created", "error")
+    ends = ("response.completed", "response.incomplete", "response.failed", "error")
+    assert events[-1]["type"] in ends
+    assert not any(event["type"] in ends for event in events[:-1])
+    open_items: set[int] = set()
+    for event in events:
+        index = event.get("output_index")
+        if event["type"] == "response.output_item.added":
+            assert index not in open_items
+            open_items.add(index)
+        elif index is not None:
+            assert index in open_items, event
+        if event["type"] == "response.output_item.done":
+            open_items.remove(index)
+    if events[-1]["type"] in ends[:2]:
+        assert not open_items
+
+
+def check_lines(body: bytes) -> None:
+    """Ollama: lines of JSON, of which the last alone is done; or an error as the last."""
+    lines: list[Json] = [msgspec.json.decode(line) for line in body.splitlines()]
+    assert body.endswith(b"\n") and lines
+    assert not any(line.get("done") or "error" in line for line in lines[:-1])
+    assert lines[-1].get("done") is True or lines[-1]["error"]
+
+
+Grammar = Callable[[bytes], None]
+# (path, content type) -> how its streams look.
+GRAMMARS: dict[tuple[str, str], Grammar] = {
+    ("/v1/messages", "text/event-stream"): check_messages,
+    ("/v1/chat/completions", "text/event-stream"): check_chunks,
+    ("/v1/completions", "text/event-stream"): check_chunks,
+    ("/v1/responses", "text/event-stream"): check_response_events,
+    ("/api/chat", "application/x-ndjson"): check_lines,
+    ("/api/generate", "application/x-ndjson"): check_lines,
+}
+
+
+def check_body(path: str, content_type: str, body: bytes) -> None:
+    """Raises AssertionError. A stream of a path that is not known fails, too."""
+    kind = content_type.partition(";")[0]
+    if kind in ("text/event-stream", "application/x-ndjson"):
+        GRAMMARS[path, kind](body)
+
+
+class _Watched(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, stream: Any, request: httpx.Request, content_type: str) -> None:
+        self._stream, self._path, self._type = stream, request.url.path, content_type
+
+    def __iter__(self) -> Iterator[bytes]:
+        received: list[bytes] = []
+        for piece in self._stream:
+            received.append(piece)
+            yield piece
+        check_body(self._path, self._type, b"".join(received))
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received: list[bytes] = []
+        async for piece in self._stream:
+            received.append(piece)
+            yield piece
+        check_body(self._path, self._type, b"".join(received))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def watch_streams(patch: Any) -> None:
+    """From now on, all clients over httpx, the SDKs among them. patch: a pytest.MonkeyPatch."""
+    sync, awaited = (
+        httpx.HTTPTransport.handle_request,
+        httpx.AsyncHTTPTransport.handle_async_request,
+    )
+
+    def watched(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        kind = response.headers.get("content-type", "")
+        if response.status_code == 200 and "content-encoding" not in response.headers:
+            response.stream = _Watched(response.stream, request, kind)
+        return response
+
+    def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        return watched(request, sync(self, request))
+
+    async def handle_async(
+        self: httpx.AsyncHTTPTransport, request: httpx.Request
+    ) -> httpx.Response:
+        return watched(request, await awaited(self, request))
+
+    patch.setattr(httpx.HTTPTransport, "handle_request", handle)
+    patch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle_async)
