@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from grammar import check_stream
+from sublimate.api.routes import TABLE
 
 Json = dict[str, Any]
 
@@ -95,10 +96,13 @@ GRAMMARS: dict[tuple[str, str], Grammar] = {
 
 
 def check_body(path: str, content_type: str, body: bytes) -> None:
-    """Raises AssertionError. A stream of a path that is not known fails, too."""
+    """Raises AssertionError. So does a stream without a grammar on a path of the server's own."""
     kind = content_type.partition(";")[0]
     if kind in ("text/event-stream", "application/x-ndjson"):
-        GRAMMARS[path, kind](body)
+        grammar = GRAMMARS.get((path, kind))
+        assert grammar or path not in TABLE, f"{path} has streams and no grammar"
+        if grammar:
+            grammar(body)
 
 
 class _Watched(httpx.SyncByteStream, httpx.AsyncByteStream):

@@ -175,7 +175,7 @@ def test_tools_that_cannot_be(shared: Served) -> None:
     schema = {"type": "object", "properties": {"a": property_schema}}
     reply = shared.message(tools=[{**tool, "input_schema": schema, "strict": True}])
     error = check_error(reply, 400, "tools.0.input_schema.")
-    assert "a strict tool's schema has to be enforced whole" in error["message"]
+    assert "a strict schema has to be enforced whole" in error["message"]
 
 
 def test_a_conversation_beyond_what_is_rendered(
@@ -253,6 +253,7 @@ CAUSES = {
     "hardware_not_supported": "operations::an_engine_that_will_not_come_back_says_why",
     "load_failed": "error_shapes::a_model_that_does_not_load",
     "engine_lost": "operations::a_lost_engine_is_told_to_everybody_at_once",
+    "constraint_failed": "edge_masks::an_answer_that_cannot_be_held_ends_with_an_error",
     "generation_failed": "edge_stream::the_last_text_comes_before_the_one_error",
     "internal": "errors::a_bug_in_a_handler_is_an_internal_error",
 }

@@ -213,7 +213,7 @@ OTHER_STREAMS: list[tuple[str, tuple[str, str], bytes, bool]] = [
     ("ollama-without-end", OLLAMA, b'{"done":false}\n', False),
     ("ollama-two-ends", OLLAMA, b'{"done":true}\n{"done":true}\n', False),
     ("messages-cut", ("/v1/messages", SSE), b"event: ping\ndata: {}\n\n", False),
-    ("unknown-path", ("/v1/other", SSE), DONE, False),
+    ("no-grammar", ("/v1/models", SSE), DONE, False),
 ]
 
 

@@ -239,6 +239,8 @@ PATHOLOGICAL: dict[str, dict[str, Any]] = {
     "regex of choices": value(type="string", pattern="^(" + "|".join("ab" * 40) + "){500}$"),
     "regex backwards": value(type="string", pattern="^(.*a){30}$"),
     "long regex": value(type="string", pattern="(a|b)?" * 20_000),
+    "least int64": value(const=-(2**63)),
+    "near the least int64": value(enum=[[-(2**63) + 1], {"a": -(2**63) + 1}]),
     "enum of 20,000": value(enum=[f"value-{i}" for i in range(20_000)]),
     "enums": {"anyOf": [{"enum": [f"{i}-{j}" for j in range(200)]} for i in range(200)]},
     "items": value(type="array", minItems=10**9, items={"pattern": "a{999}"}),

@@ -97,6 +97,7 @@ def test_a_pathological_schema_costs_little_and_is_held_to_its_outline(name: str
 
 
 STRICT = {
+    "least int64": "properties.v.const",
     "enum of 20,000": "properties.v.enum",
     "wide": "size",
     "itself": "$ref",

@@ -197,6 +197,16 @@ def _kind(value: Any) -> str:
     return found[0] if found else "null" if value is None else "array"
 
 
+def _is_exact(value: Any) -> bool:
+    """All numbers in it are such that every reader of JSON takes them for the same (RFC 8259,
+    section 6). The library ends the process at some beyond."""
+    if isinstance(value, list):
+        return all(map(_is_exact, cast(list[Any], value)))
+    if isinstance(value, dict):
+        return all(map(_is_exact, cast(dict[str, Any], value).values()))
+    return not isinstance(value, int | float) or abs(value) <= INTEGER_MAX
+
+
 def enforceable(schema: Mapping[str, Any]) -> Enforceable:
     """The part of a schema that can be enforced. Never raises for a schema's sake."""
     walk = _Walk(schema)
@@ -278,6 +288,10 @@ class _Walk:
             self._remove(node, path, "$ref")
 
     def _values(self, node: dict[str, Any], path: str) -> None:
+        for keyword in ("const", "enum"):
+            if keyword in node and not _is_exact(node[keyword]):
+                node.update(outline(node))
+                self._remove(node, path, keyword)
         values = node.get("enum")
         if values is None:
             return

@@ -39,6 +39,7 @@ EDGE_MODULE = "sublimate.edge"
 # Beyond the streams' own limit the edge has this long to say that it is drained.
 DRAIN_GRACE_SECONDS = 1.0
 STOP_SECONDS = 2.0
+POLL_REFUSED_SECONDS = 0.05
 MILLISECONDS = 1000
 
 
@@ -139,7 +140,10 @@ class Supervisor:
         for worker in (self._engine, self._edge):
             for fd in worker.fds():
                 poll.register(fd, select.POLLIN)
-        poll.poll(self._timeout_milliseconds())
+        try:
+            poll.poll(self._timeout_milliseconds())
+        except OSError:  # somebody has lowered the limit of descriptors below what is open
+            time.sleep(POLL_REFUSED_SECONDS)
         for number in _drain_pipe(wake_fd):
             self._on_signal(number)
         self._serve_engine()
