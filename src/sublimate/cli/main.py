@@ -35,7 +35,9 @@ app.add_typer(keys_app, name="keys")
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 
-ServerUrl = Annotated[str, typer.Option("--url", help="A running server; else it looks.")]
+ServerUrl = Annotated[
+    str, typer.Option("--url", help="A running server; else the one at the configured address.")
+]
 AnyContext = Annotated[
     bool, typer.Option("--any-context", help="Also with a context too short for agents.")
 ]
