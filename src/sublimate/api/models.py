@@ -12,7 +12,7 @@ import msgspec
 
 from ..edge.errors import ApiError
 from ..edge.exchange import Exchange
-from .pages import page_of
+from .pages import page_body, page_of
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -74,14 +74,8 @@ def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
 def list_models(server: EdgeServer, exchange: Exchange) -> None:
     """A page of models. Raises ApiError."""
     shown, has_more = page_of(server.model.listed, exchange.request.query)
-    page = {
-        "data": [entry(server, identifier) for identifier in shown],
-        "has_more": has_more,
-        "first_id": shown[0] if shown else None,
-        "last_id": shown[-1] if shown else None,
-        "object": "list",
-    }
-    exchange.send_json(200, msgspec.json.encode(page))
+    page = page_body(shown, [entry(server, identifier) for identifier in shown], has_more)
+    exchange.send_json(200, msgspec.json.encode({**page, "object": "list"}))
 
 
 def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:

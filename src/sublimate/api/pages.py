@@ -1,11 +1,12 @@
 """Lists by pages, as the vendor's API has them: after_id, before_id, limit.
 
-defines: page_of
+defines: page_of, page_body
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import parse_qs
 
 from ..edge import limits
@@ -28,6 +29,16 @@ def page_of(
     # Before an id, the page nearest to it.
     shown = chosen[-limit:] if "before_id" in asked and after_name not in asked else chosen[:limit]
     return shown, len(shown) < len(chosen)
+
+
+def page_body(identifiers: Sequence[str], entries: list[Any], has_more: bool) -> dict[str, Any]:
+    """A page as the vendor has it, of entries with these ids."""
+    return {
+        "data": entries,
+        "has_more": has_more,
+        "first_id": identifiers[0] if identifiers else None,
+        "last_id": identifiers[-1] if identifiers else None,
+    }
 
 
 def _place(identifiers: Sequence[str], identifier: str, field: str) -> int:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from ..config import Effective, Settings, cache_folder, data_folder, format_size
 from ..errors import ExitCode, PeerError
 from ..probe.report import Finding, examine
 from .output import out
-from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer
-from .probe import MARKS
+from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer
+from .probe import findings_table
 
 SHARE_WANTED = 0.95
 ANSWER_TOKENS = 16
@@ -221,17 +220,10 @@ def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
 
 def doctor(effective: Effective, url: str, as_json: bool) -> int:
     """Exit status 1 if there is a problem."""
-    settings = effective.settings
-    keys = settings.edge.api_keys
-    default = f"http://{settings.server.host}:{settings.server.port}"
-    peer = Peer(url or default, keys[0] if keys else "")
-    diagnosis = diagnose(settings, peer, must_answer=bool(url))
+    peer = configured_peer(effective, url)
+    diagnosis = diagnose(effective.settings, peer, must_answer=bool(url))
     if as_json:
         out.print_json(msgspec.json.encode(diagnosis).decode())
     else:
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for finding in diagnosis.findings:
-            text = finding.text + (f"\n-> {finding.advice}" if finding.advice else "")
-            table.add_row(MARKS[finding.verdict], finding.topic, text)
-        out.print(table)
+        out.print(findings_table(diagnosis.findings))
     return int(ExitCode.OK) if diagnosis.healthy else 1

@@ -27,7 +27,7 @@ from ..config import Effective
 from ..errors import ConfigError, ExitCode, PeerError
 from .chat import KEY_BYTES, own_server
 from .output import errors, note, print_plain
-from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer
+from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer, configured_peer
 
 Shell = Literal["sh", "fish", "powershell", "json"]
 
@@ -100,17 +100,10 @@ def _quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def _peer(effective: Effective, url: str) -> Peer:
-    settings = effective.settings
-    keys = settings.edge.api_keys
-    default = f"http://{settings.server.host}:{settings.server.port}"
-    return Peer(url or default, keys[0] if keys else "")
-
-
 @contextlib.contextmanager
 def _running(effective: Effective, config: Path | None, url: str) -> Generator[Peer]:
     """The server at the URL or at the configured address, or one for this command."""
-    peer = _peer(effective, url)
+    peer = configured_peer(effective, url)
     if peer.ready():
         yield peer
         return
@@ -159,7 +152,7 @@ def _for_the_agent(number: int, frame: FrameType | None) -> None:
 
 def launch_env(effective: Effective, shell: Shell, *, url: str, any_context: bool) -> ExitCode:
     """Prints the variables, the key among them. Raises ConfigError, PeerError."""
-    peer = _peer(effective, url)
+    peer = configured_peer(effective, url)
     model = peer.model()
     check_context(peer.url, model, any_context)
     print_plain(shown(environment(peer.url, peer.key, model), shell))

@@ -3,7 +3,8 @@
 Servers of this machine are found by their listening processes: the kernel's own table, so nothing
 is left behind by one that was killed.
 
-defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, local_urls, gauges
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, local_urls,
+         gauges
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ..bench.apis import headers
+from ..config import Effective
 from ..errors import PeerError
 from .chat import OK_STATUS, connect
 
@@ -105,6 +107,14 @@ class Peer:
             status, data = self.ask("/livez")
             return status == OK_STATUS and data == b'{"status":"ok"}'
         return False
+
+
+def configured_peer(effective: Effective, url: str) -> Peer:
+    """The server at a URL, or else the one at the configured address; asked with the first key."""
+    settings = effective.settings
+    keys = settings.edge.api_keys
+    default = f"http://{settings.server.host}:{settings.server.port}"
+    return Peer(url or default, keys[0] if keys else "")
 
 
 def gauges(exposition: bytes) -> dict[str, float]:

@@ -310,7 +310,7 @@ class _Walk:
         of them."""
         for keyword in NUMBERS:
             value = node.get(keyword)
-            if isinstance(value, int | float) and not abs(value) <= INTEGER_MAX:
+            if isinstance(value, int | float) and not _is_exact(value):
                 self._remove(node, path, keyword)
         if "multipleOf" in node and not self._steps(node["multipleOf"]):
             self._remove(node, path, "multipleOf")

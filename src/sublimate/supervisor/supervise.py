@@ -15,6 +15,7 @@ defines: Supervisor
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -142,7 +143,10 @@ class Supervisor:
                 poll.register(fd, select.POLLIN)
         try:
             poll.poll(self._timeout_milliseconds())
-        except OSError:  # somebody has lowered the limit of descriptors below what is open
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Somebody has lowered the limit of descriptors below what is polled.
             time.sleep(POLL_REFUSED_SECONDS)
         for number in _drain_pipe(wake_fd):
             self._on_signal(number)

@@ -19,7 +19,7 @@ from ...edge.exchange import Exchange
 from ...edge.guard import check_json
 from ..body import send_body
 from ..decode import decode_body
-from ..pages import page_of
+from ..pages import page_body, page_of
 from .runner import Batches
 from .store import WAITING, Batch, BatchStore
 
@@ -95,13 +95,8 @@ async def list_batches(server: EdgeServer, exchange: Exchange) -> None:
         return [batch for batch in found if batch is not None], has_more
 
     shown, has_more = await server.part(Batches).stored(read)
-    page = {
-        "data": [_shown(batch) for batch in shown],
-        "has_more": has_more,
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-    }
-    exchange.send_json(200, ENCODE(page))
+    entries = [_shown(batch) for batch in shown]
+    exchange.send_json(200, ENCODE(page_body([one.id for one in shown], entries, has_more)))
 
 
 async def retrieve(server: EdgeServer, exchange: Exchange) -> None:

@@ -19,7 +19,7 @@ from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import NeedsThreadError
 from ..body import send_body
-from ..pages import page_of
+from ..pages import page_body, page_of
 from .store import FileStore, StoredFile
 from .upload import Files, Upload
 
@@ -61,14 +61,9 @@ async def list_files(server: EdgeServer, exchange: Exchange) -> None:
         return [kept for kept in found if kept is not None], has_more
 
     shown, has_more = await server.part(Files).stored(read)
-    page = {
-        "data": [_shown(kept) for kept in shown],
-        "has_more": has_more,
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "next_page": CURSOR + shown[-1].id if shown and has_more else None,
-    }
-    exchange.send_json(200, ENCODE(page))
+    page = page_body([one.id for one in shown], [_shown(one) for one in shown], has_more)
+    next_page = CURSOR + shown[-1].id if shown and has_more else None
+    exchange.send_json(200, ENCODE({**page, "next_page": next_page}))
 
 
 async def retrieve(server: EdgeServer, exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 from ...edge.errors import field_error
 from ...model.tool_formats import ToolCall, ToolResult
 from ...model.turns import Block, Role, Text, Thinking, Turn
-from ..pages import page_of
+from ..pages import page_body, page_of
 
 Json = dict[str, Any]
 
@@ -56,10 +56,5 @@ def page_of_items(items: Sequence[Json], query: str) -> Json:
         raise field_error("order", "expected asc or desc")
     by_id = {item["id"]: item for item in (items if order == "asc" else reversed(items))}
     shown, has_more = page_of(list(by_id), query, after_name="after")
-    return {
-        "object": "list",
-        "data": [by_id[identifier] for identifier in shown],
-        "first_id": shown[0] if shown else None,
-        "last_id": shown[-1] if shown else None,
-        "has_more": has_more,
-    }
+    entries = [by_id[identifier] for identifier in shown]
+    return {"object": "list", **page_body(shown, entries, has_more)}
