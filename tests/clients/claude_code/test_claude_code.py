@@ -20,13 +20,13 @@ from sublimate.cli.launch import environment
 from sublimate.cli.peer import Peer
 from tiny_model import ids
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(3000)]
 
 PROGRAM = Path(__file__).parent / "node_modules/.bin/claude"
 CONTEXT_TOKENS = 131_072
 PAGES = 24_576
 SECRET = "zebra-4711"
-CLIENT_SECONDS = 600
+CLIENT_SECONDS = 1200
 PROMPT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
