@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients proto lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -73,6 +73,11 @@ test-clients: build
 	node $(CLIENT)/node_modules/@anthropic-ai/claude-code/install.cjs
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 	  $(PYTEST) -m clients $(CLIENT) $(ARGS)
+
+# Python modules of proto/, which are committed: a test says when they are out of date.
+proto: .venv/stamp-environment
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=src --pyi_out=src \
+	  $(shell find proto -name '*.proto')
 
 lint: .venv/stamp-dev
 	ruff check src tests

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATED = "src/sublimate/v1/"  # `make proto` writes it
 SCOPE_WORDS = ("namespace", "class", "struct", "union", "enum", "extern")
 
 
@@ -25,9 +26,10 @@ def tracked_files() -> tuple[str, ...]:
 
 
 def source_files(*folders: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Tracked files below the folders with one of the suffixes."""
+    """Tracked files below the folders with one of the suffixes, written by hand."""
     starts = tuple(f"{folder}/" for folder in folders)
-    return [p for p in tracked_files() if p.startswith(starts) and p.endswith(suffixes)]
+    own = [p for p in tracked_files() if not p.startswith(GENERATED)]
+    return [p for p in own if p.startswith(starts) and p.endswith(suffixes)]
 
 
 @functools.cache
