@@ -178,6 +178,26 @@ def test_tools_that_cannot_be(shared: Served) -> None:
     assert "a strict schema has to be enforced whole" in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_enforced_is_told_in_a_header(shared: Served, stream: bool) -> None:
+    """Places only: what a client wrote there is percent-encoded."""
+    part = {"type": "string", "pattern": "(?=a)b"}
+    schema = {"type": "object", "properties": {"a": part, "é, b": part}}
+    tool = {"name": "f", "input_schema": schema}
+    for asked, path in (
+        ({"tools": [tool]}, "tools.0.input_schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+            "output_config.format.schema",
+        ),
+    ):
+        reply = shared.message(stream=stream, **asked)
+        told = [f"{path}.properties.{name}.pattern" for name in ("a", "%C3%A9%2C%20b")]
+        assert reply.status_code == 200 and reply.headers["x-schema-relaxed"] == ", ".join(told)
+    plain = {"name": "f", "input_schema": {"type": "object"}}
+    assert "x-schema-relaxed" not in shared.message(stream=stream, tools=[plain]).headers
+
+
 def test_a_conversation_beyond_what_is_rendered(
     shared: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

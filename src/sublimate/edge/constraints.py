@@ -1,18 +1,25 @@
 """From a prepared generation to what its answer is held to.
 
-defines: wanted_of, constrained
+defines: wanted_of, constrained, relaxed_header
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from urllib.parse import quote
+
 import msgspec
 
 from ..grammar.compiler import StrictSchemaError, Wanted
-from ..grammar.schema import MalformedSchemaError
+from ..grammar.schema import MalformedSchemaError, Relaxation
 from ..model.turns import is_continued
 from .errors import ApiError
 from .generation import Generation, Prompt
 from .textmodel import TextModel
+
+PLACES_TOLD_MAX = 8
+PLACE_CHARACTERS_MAX = 200
+PLACE_SAFE = "/$@:()[]"
 
 
 def wanted_of(prompt: Prompt, model: TextModel) -> Wanted:
@@ -41,7 +48,9 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
     try:
         constraint = model.grammars.constraint(wanted_of(prompt, model))
     except StrictSchemaError as error:
-        raise ApiError("strict_schema", path=_path(prompt.generation, error)) from None
+        raise ApiError(
+            "strict_schema", path=_path(prompt.generation, error.tool, error.relaxation)
+        ) from None
     except MalformedSchemaError as error:
         path = prompt.generation.answer_path
         path = f"{path}.{error.place}" if error.place else path
@@ -49,8 +58,20 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
     return msgspec.structs.replace(prompt, constraint=constraint) if constraint else prompt
 
 
-def _path(generation: Generation, error: StrictSchemaError) -> str:
-    if not error.tool:
-        return f"{generation.answer_path}.{error.relaxation.place}"
-    path = generation.schema_paths.get(error.tool, f"tools.{error.tool}")
-    return f"{path}.{error.relaxation.place}"
+def relaxed_header(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    """Tells the places of the schemas that the answer is not held to, if there are such."""
+    relaxed = prompt.constraint.relaxed if prompt.constraint else ()
+    if not relaxed:
+        return
+    places = [_path(prompt.generation, tool, place) for tool, place in relaxed[:PLACES_TOLD_MAX]]
+    shown = [quote(place[:PLACE_CHARACTERS_MAX], safe=PLACE_SAFE) for place in places]
+    if (more := len(relaxed) - len(shown)) > 0:
+        shown.append(f"and {more} more")
+    yield "x-schema-relaxed", ", ".join(shown)
+
+
+def _path(generation: Generation, tool: str, relaxation: Relaxation) -> str:
+    if not tool:
+        return f"{generation.answer_path}.{relaxation.place}"
+    path = generation.schema_paths.get(tool, f"tools.{tool}")
+    return f"{path}.{relaxation.place}"

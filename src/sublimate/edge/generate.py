@@ -19,7 +19,7 @@ from ..model.template import Rendered, TemplateLimitError
 from ..model.turns import is_continued
 from . import limits
 from .blocks import block_format
-from .constraints import constrained, wanted_of
+from .constraints import constrained, relaxed_header, wanted_of
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
@@ -127,7 +127,7 @@ def _new_answer(
         prompt,
         message_id=new_identifier(surface.identifier),
         ping_seconds=server.limits.ping_seconds,
-        headers=lambda: engine_headers(engine),
+        headers=lambda: [*engine_headers(engine), *relaxed_header(prompt)],
         on_end=server.answer_ended,
     )
 

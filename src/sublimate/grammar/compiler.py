@@ -138,11 +138,11 @@ class Grammars:
         return wanted.is_any or (thinks and self._thinking is not None)
 
     # ---- schemas -------------------------------------------------------------------------------
-    def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> dict[str, Any]:
+    def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> Enforceable:
         found = self._schemas.get(*_digest(schema), lambda: self._try(tool, schema))
         if strict and found.relaxations:
             raise StrictSchemaError(tool, found.relaxations[0])
-        return found.schema
+        return found
 
     def _try(self, tool: str, schema: dict[str, Any]) -> Enforceable:
         """Alone, so that its cost is known."""
@@ -175,20 +175,25 @@ class Grammars:
     def _build(self, wanted: Wanted) -> Constraint:
         if wanted.answer_schema is not None:
             check_schema(wanted.answer_schema)
-        arguments = {
+        found = {
             tool.name: self._enforced(tool.name, tool.schema, tool.strict) for tool in wanted.tools
         }
+        arguments = {name: one.schema for name, one in found.items()}
         answer = wanted.answer_schema
         if answer is not None:
-            answer = self._enforced("", answer, wanted.answer_strict)
+            found[""] = self._enforced("", answer, wanted.answer_strict)
+            answer = found[""].schema
+        relaxed = [(tool, place) for tool, one in found.items() for place in one.relaxations]
         try:
-            return self._phases(wanted, arguments, answer)
+            constraint = self._phases(wanted, arguments, answer)
         except _RefusedError:
             # Too large together, though not alone.
             self.relaxed[RELAX_KEYWORD_TOGETHER] += 1
             LOG.info("not enforced together: the schemas of %d tools", len(arguments))
             outlines = {name: outline(schema) for name, schema in arguments.items()}
-            return self._phases(wanted, outlines, None if answer is None else outline(answer))
+            constraint = self._phases(wanted, outlines, None if answer is None else outline(answer))
+            relaxed = [(tool, Relaxation("", RELAX_KEYWORD_TOGETHER)) for tool in found]
+        return msgspec.structs.replace(constraint, relaxed=tuple(relaxed))
 
     def _phases(
         self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None

@@ -17,6 +17,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from .schema import Relaxation
 from .vocabulary import GrammarVocabulary
 
 END = -1
@@ -68,6 +69,8 @@ class Constraint(msgspec.Struct, frozen=True):
     """Its first mask takes longer than SLOW_SECONDS."""
     closing_tokens: tuple[int, ...] = ()
     """Say the end of thinking; none if it has no phase that thinks."""
+    relaxed: tuple[tuple[str, Relaxation], ...] = ()
+    """(name of the tool, empty for the answer's schema; what is not enforced of it)."""
 
     def __post_init__(self) -> None:
         if not self.phases:
