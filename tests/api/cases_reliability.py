@@ -164,7 +164,7 @@ def another_key_learns_nothing_of_a_prefix(served: Served) -> None:
 def cache_keys_do_not_depend_on_the_interpreter(served: Served) -> None:
     del served
     rules = [Access(EdgeSettings(api_keys=("k",))) for _ in range(2)]
-    request = Request("GET", b"/", {b"x-api-key": b"k"}, True)
+    request = Request("GET", b"/", {b"x-api-key": b"k"})
     tenants = {rule.tenant(rule.owner(request).key) for rule in rules}
     expected = hashlib.sha256(b"sublimate tenant" + hashlib.sha256(b"k").digest()).digest()
     assert len(tenants) == 1 and rules[0]._secret == expected

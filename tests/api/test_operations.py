@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -115,10 +116,10 @@ def test_a_page_whose_name_leads_to_loopback_gets_nothing(host: str, status: int
 
 def allows(rules: access.Access, fields: dict[bytes, bytes]) -> bool:
     """Whether a GET is let in."""
-    nowhere: Any = None
-    request = access.Request("GET", b"/v1/models", fields, True)
+    nowhere: Any = SimpleNamespace(chunked=False)
+    request = access.Request("GET", b"/v1/models", fields)
     try:
-        rules.check(access.Exchange(nowhere, request, False))
+        rules.check(access.Exchange(nowhere, request))
     except ApiError as error:
         assert error.code == "host_refused"
         return False
@@ -143,9 +144,7 @@ def test_a_key_is_wanted_before_the_body(locked: Served) -> None:
 
 def test_tenants_follow_from_keys_alone() -> None:
     rules = access.Access(KEYS)
-    digests = [
-        access.Request("GET", b"/", {b"x-api-key": key}, True) for key in (b"key-one", b"key-two")
-    ]
+    digests = [access.Request("GET", b"/", {b"x-api-key": key}) for key in (b"key-one", b"key-two")]
     tenants = [rules.tenant(rules.owner(request).key) for request in digests]
     assert tenants[0] != tenants[1] and all(tenant.low or tenant.high for tenant in tenants)
     again = access.Access(EdgeSettings(api_keys=("key-two", "key-one")))
@@ -251,7 +250,7 @@ def test_retrieve_by_id_alias_and_escaped_slash(shared: Served) -> None:
 
 
 def test_the_target_is_split_before_it_is_decoded() -> None:
-    request = Request("GET", b"/v1/models/a%2Fb%3Fc?limit=1", {}, True)
+    request = Request("GET", b"/v1/models/a%2Fb%3Fc?limit=1", {})
     assert request.path == "/v1/models/a%2Fb%3Fc" and request.query == "limit=1"
     assert request.segments() == ["v1", "models", "a/b?c"]
 

@@ -106,7 +106,7 @@ class Nobody:
     """Who sent it."""
 
     tenant_key = b""
-    request = Request("POST", b"/v1/messages", {}, True)
+    request = Request("POST", b"/v1/messages", {})
 
 
 class Server:

@@ -72,7 +72,7 @@ def test_identifiers() -> None:
 
 @given(st.binary(max_size=60).filter(lambda raw: not set(raw) & set(b" \r\n\x00")))
 def test_any_target_has_a_path_and_a_query(raw: bytes) -> None:
-    request = Request("GET", b"/" + raw, {}, True)
+    request = Request("GET", b"/" + raw, {})
     assert request.path.startswith("/") and "?" not in request.path
     assert len(request.segments()) == request.path.count("/")
     assert (request.path + "?" + request.query).rstrip("?") == ("/" + raw.decode("latin-1")).rstrip(
@@ -81,9 +81,9 @@ def test_any_target_has_a_path_and_a_query(raw: bytes) -> None:
 
 
 def test_absolute_targets() -> None:
-    assert Request("GET", b"http://h:1/a?b", {}, True).path == "/a"
-    assert Request("GET", b"http://h", {}, True).path == "/"
-    assert Request("OPTIONS", b"*", {}, True).path == "*"
+    assert Request("GET", b"http://h:1/a?b", {}).path == "/a"
+    assert Request("GET", b"http://h", {}).path == "/"
+    assert Request("OPTIONS", b"*", {}).path == "*"
 
 
 def test_usage_adds_up() -> None:
@@ -148,7 +148,7 @@ def test_a_path_with_braces_takes_one_part_of_any_kind() -> None:
     routes = Routes({"/a/{id}": {"GET": handler}, "/a/{id}/b": {"POST": handler}})
 
     def find(method: str, path: str) -> object:
-        return routes.find(Request(method, path.encode(), {}, True))
+        return routes.find(Request(method, path.encode(), {}))
 
     assert find("GET", "/a/x%2Fy?z") is find("HEAD", "/a/x") is find("POST", "/a/x/b") is handler
     for method, path, code in (

@@ -9,6 +9,7 @@ import pytest
 from sublimate.api.messages.answers import StreamedMessage
 from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange, Request
+from sublimate.edge.framing import Http1Wire
 from sublimate.edge.generation import Generation, Prompt
 from sublimate.edge.metrics import Metrics
 from sublimate.edge.sampling import SamplingFields, check_sampling
@@ -123,13 +124,15 @@ class Connection:
         self.sent += data
         return False
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Exchange, keep_alive: bool) -> None:
         del exchange
+        assert keep_alive
 
 
 def test_a_stream_has_one_head_and_nothing_before_or_after_it() -> None:
     connection = Connection()
-    exchange = Exchange(cast(Any, connection), Request("POST", b"/", {}, True), True)
+    wire = Http1Wire(cast(Any, connection), True, True)
+    exchange = Exchange(wire, Request("POST", b"/", {}))
     with pytest.raises(RuntimeError):
         exchange.write(b"x")
     exchange.start_stream([], exchange.framed(b"first"))

@@ -1,34 +1,27 @@
-"""One request with its answer. Handlers write here; the connection decides what follows.
+"""One request with its answer. Handlers write here; a wire (wire.py) carries it to the client.
 
 defines: Request, BodySink, Exchange
 """
 
 from __future__ import annotations
 
-import http
 import secrets
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from .coding import accepts_gzip, compress, pays
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from .quota import NOBODY, Lease
+from .wire import Header, Wire
 
-if TYPE_CHECKING:
-    from .http import HttpConnection
-
-Header = tuple[str, str]
 JSON_TYPE = ("content-type", "application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-LAST_CHUNK = b"0\r\n\r\n"
 REQUEST_ID_BYTES = 12
 SERVER_ERROR = 500
 
-# 529 is no registered status; its phrase is ours.
-_PHRASES = {529: "Overloaded"}
 _PROCESS_PREFIX = secrets.token_hex(REQUEST_ID_BYTES // 2)
 
 
@@ -54,16 +47,12 @@ def new_identifier(kind: str) -> str:
 class Request:
     """What the client asked. `target` is the raw request target; path and query come from it."""
 
-    __slots__ = ("body", "fields", "is_latest", "method", "path", "query", "target")
+    __slots__ = ("body", "fields", "method", "path", "query", "target")
 
-    def __init__(
-        self, method: str, target: bytes, fields: dict[bytes, bytes], is_latest: bool
-    ) -> None:
+    def __init__(self, method: str, target: bytes, fields: dict[bytes, bytes]) -> None:
         self.method = method
         self.target = target
         self.fields = fields
-        self.is_latest = is_latest
-        """HTTP/1.1: chunks are understood."""
         raw, _, query = target.decode("latin-1").partition("?")
         if not raw.startswith("/"):
             # The absolute form names a host, which is never used.
@@ -97,13 +86,11 @@ class Exchange:
     """One request and the writer of its answer. On the event loop's thread only."""
 
     __slots__ = (
-        "_connection",
         "answered",
         "chunked",
         "error_code",
         "error_shape",
         "handler",
-        "keep_alive",
         "lease",
         "on_gone",
         "owner",
@@ -116,14 +103,14 @@ class Exchange:
         "status",
         "streaming",
         "was_slow",
+        "wire",
     )
 
-    def __init__(self, connection: HttpConnection, request: Request, keep_alive: bool) -> None:
-        self._connection = connection
-        self.chunked = request.is_latest
-        """How a stream is framed: without chunks the end of the connection ends it."""
+    def __init__(self, wire: Wire, request: Request) -> None:
+        self.wire = wire
+        self.chunked = wire.chunked
+        """How pieces of a stream are framed."""
         self.request = request
-        self.keep_alive = keep_alive
         self.request_id = new_identifier("req")
         self.started_seconds = time.monotonic()
         self.sink: BodySink | None = None
@@ -166,9 +153,10 @@ class Exchange:
             if accepts_gzip(self.request.field(b"accept-encoding")):
                 body = compress(body)
                 headers.append(("content-encoding", "gzip"))
-        headers = [*headers, ("content-length", str(len(body)))]
-        head = self._head(status, headers)
-        self._finish(head if is_head else head + body)
+        headers = self._fields(status, [*headers, ("content-length", str(len(body)))])
+        self._begin_end()
+        self.wire.whole(status, headers, b"" if is_head else body)
+        self._end()
 
     def send_json(self, status: int, body: bytes, headers: list[Header] | None = None) -> None:
         self.send(status, [JSON_TYPE, *(headers or [])], body)
@@ -182,7 +170,7 @@ class Exchange:
             self.finish(self.framed(self.error_shape.event(error, self.request_id)))
             return
         if error.kind.close:
-            self.keep_alive = False
+            self.wire.last()
         body = self.error_shape.body(error, self.request_id)
         self.send_json(self.error_shape.status(error), body, error.headers())
 
@@ -194,66 +182,58 @@ class Exchange:
         if self.streaming or self.answered:
             raise RuntimeError("an answer has one head")
         self.streaming = True
-        stream = [
-            ("content-type", content_type),
-            ("cache-control", "no-cache"),
-        ]
-        if self.chunked:
-            stream.append(("transfer-encoding", "chunked"))
-        else:
-            self.keep_alive = False
-        return self._connection.send(self._head(200, [*stream, *headers]) + data)
+        stream = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
+        return self.wire.begin(200, self._fields(200, stream), data)
 
     def write(self, data: bytes) -> bool:
         """Bytes of a stream, framed. True: all of it is with the kernel, nothing waits here."""
         if not self.streaming:
             raise RuntimeError("a stream begins with its head and ends with `finish`")
-        return self._connection.send(data)
+        return self.wire.send(data)
 
     def finish(self, data: bytes = b"") -> None:
         """The last bytes of a stream, framed."""
-        if not self.answered:
-            self._finish(data + LAST_CHUNK if self.chunked else data)
+        if self.answered:
+            return
+        self._begin_end()
+        self.wire.finish(data)
+        self._end()
 
     def framed(self, frames: bytes) -> bytes:
         """Events as this stream carries them."""
-        return b"%x\r\n%b\r\n" % (len(frames), frames) if self.chunked else frames
+        return self.wire.framed(frames)
 
     def descriptor(self) -> int:
         """Of the socket, for who may write to it while nothing waits here; -1 if nobody may."""
-        return self._connection.descriptor
+        return self.wire.descriptor
 
-    def _finish(self, data: bytes) -> None:
+    def _begin_end(self) -> None:
         self.answered = True
         self.on_gone = None
-        self._connection.send(data)
+
+    def _end(self) -> None:
         self._close_sink()
         self.streaming = False
-        self._connection.answered(self)
+        self.wire.answered(self)
 
-    def _head(self, status: int, headers: list[Header]) -> bytes:
+    def _fields(self, status: int, headers: list[Header]) -> list[Header]:
+        """Of the answer's head, all but what its wire adds."""
         self.status = status
-        phrase = _PHRASES.get(status) or http.HTTPStatus(status).phrase
-        lines = [
-            f"HTTP/1.1 {status} {phrase}",
-            f"date: {_date()}",
-            *(f"{name}: {self.request_id}" for name in self.error_shape.id_headers),
+        return [
+            ("date", _date()),
+            *[(name, self.request_id) for name in self.error_shape.id_headers],
+            *self.standing_headers,
+            *headers,
         ]
-        lines += [f"{name}: {value}" for name, value in self.standing_headers]
-        lines += [f"{name}: {value}" for name, value in headers]
-        if not self.keep_alive:
-            lines.append("connection: close")
-        lines.append("\r\n")
-        return "\r\n".join(lines).encode("latin-1")
 
     # ---- the other end -------------------------------------------------------------------------
     @property
     def gone(self) -> bool:
         """The client has closed before the answer was complete."""
-        return self._connection.transport.is_closing() and not self.answered
+        return self.wire.is_closing and not self.answered
 
     def client_gone(self) -> None:
-        """From the connection: it is lost."""
+        """From the wire: it is lost."""
         callback, self.on_gone = self.on_gone, None
         if callback is not None and not self.answered:
             callback()
@@ -265,26 +245,23 @@ class Exchange:
 
     def resume_body(self) -> None:
         """From the sink: there is room for more."""
-        self._connection.resume_body()
+        self.wire.resume_body()
 
     def cut(self) -> None:
         """End the connection at once: its client takes nothing."""
         self.was_slow = True
-        self._connection.transport.abort()
+        self.wire.cut()
 
     def slow_reader(self) -> None:
-        """From the connection: the client leaves too much unread and is cut off."""
+        """From the wire: the client leaves too much unread and is cut off."""
         self.was_slow = True
 
     def base_url(self) -> str:
         """Of this server as the client reached it, by address: a host field may say anything."""
-        host, port, *_ = self._connection.transport.get_extra_info("sockname")
-        secure = self._connection.transport.get_extra_info("sslcontext") is not None
-        scheme = "https" if secure else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return self.wire.base_url()
 
     def unsent_bytes(self) -> int:
-        return self._connection.transport.get_write_buffer_size()
+        return self.wire.unsent_bytes()
 
 
 class _Clock:

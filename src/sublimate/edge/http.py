@@ -30,6 +30,7 @@ from . import limits
 from .coding import GzipBody
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Request
+from .framing import Http1Wire
 from .limits import HttpLimits
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -263,8 +264,9 @@ class HttpConnection(asyncio.Protocol):
         if self._parser.should_upgrade() and b"upgrade" in fields:
             keep_alive = False
         length = int(fields.get(b"content-length", b"0"))
-        request = Request(self._parser.get_method().decode(), self._url, fields, version == "1.1")
-        exchange = Exchange(self, request, keep_alive and not self._application.draining)
+        request = Request(self._parser.get_method().decode(), self._url, fields)
+        keep_alive = keep_alive and not self._application.draining
+        exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
         self._exchange = exchange
         exchange.error_shape = self._application.error_shape(request.path)
         if length > self.limits.body_bytes_max:
@@ -434,13 +436,13 @@ class HttpConnection(asyncio.Protocol):
         transport.write(data)
         return False
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Exchange, keep_alive: bool) -> None:
         """The last byte of an answer was written."""
         if self._current is not exchange:
             return
         self._current = None
         self._pipelined_bytes = 0
-        if not exchange.keep_alive or self._upgraded or self._application.draining:
+        if not keep_alive or self._upgraded or self._application.draining:
             self._linger(read_all=True)
         else:
             self._rest()
@@ -494,8 +496,8 @@ class HttpConnection(asyncio.Protocol):
             return
         exchange = self._exchange
         if exchange is None:
-            exchange = Exchange(self, Request("GET", b"", {}, True), False)
-        exchange.keep_alive = False
+            exchange = Exchange(Http1Wire(self, True, False), Request("GET", b"", {}))
+        exchange.wire.last()
         # Not the current one: `answered` would take it for an answer after which all is read.
         exchange.fail(error)
         self._application.refused(exchange)

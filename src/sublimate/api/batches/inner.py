@@ -15,13 +15,14 @@ from ...edge.quota import Owner
 CONTENT_TYPE = b"application/json"
 
 
-class _NoConnection:
-    """Stands where the connection of an exchange is."""
+class _NoWire:
+    """Stands where the wire of an exchange is."""
 
+    chunked = False
     descriptor = -1
 
-    def answered(self, exchange: Exchange) -> None:
-        """Nothing follows on a connection that is none."""
+    def last(self) -> None:
+        """Nothing follows where nothing is carried."""
 
 
 class InnerExchange(Exchange):
@@ -37,10 +38,10 @@ class InnerExchange(Exchange):
         owner: Owner,
         on_answer: Callable[[bytes, ApiError | None], None],
     ) -> None:
-        request = Request("POST", path.encode(), {b"content-type": CONTENT_TYPE}, True)
+        request = Request("POST", path.encode(), {b"content-type": CONTENT_TYPE})
         request.body = body
-        nowhere: Any = _NoConnection()
-        super().__init__(nowhere, request, False)
+        nowhere: Any = _NoWire()
+        super().__init__(nowhere, request)
         self.owner = owner
         self._is_cancelled = False
         self._error: ApiError | None = None

@@ -1,0 +1,87 @@
+"""How HTTP/1.1 carries one answer: head, chunks, and whether the connection goes on.
+
+defines: Http1Wire
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .wire import Header
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+    from .http import HttpConnection
+
+LAST_CHUNK = b"0\r\n\r\n"
+# 529 is no registered status; its phrase is ours.
+_PHRASES = {529: "Overloaded"}
+
+
+class Http1Wire:
+    """One answer on a connection, which gives one after the other."""
+
+    __slots__ = ("_connection", "chunked", "keep_alive", "send")
+
+    def __init__(self, connection: HttpConnection, is_latest: bool, keep_alive: bool) -> None:
+        self._connection = connection
+        self.chunked = is_latest
+        """HTTP/1.1. An older client gets a stream without chunks: the connection's end ends it."""
+        self.keep_alive = keep_alive
+        self.send = connection.send
+
+    @property
+    def descriptor(self) -> int:
+        return self._connection.descriptor
+
+    @property
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def whole(self, status: int, fields: Sequence[Header], body: bytes, /) -> None:
+        self.send(self._head(status, fields) + body)
+
+    def begin(self, status: int, fields: Sequence[Header], pieces: bytes, /) -> bool:
+        if self.chunked:
+            fields = [*fields, ("transfer-encoding", "chunked")]
+        else:
+            self.keep_alive = False
+        return self.send(self._head(status, fields) + pieces)
+
+    def finish(self, pieces: bytes, trailers: Sequence[Header] = (), /) -> None:
+        del trailers  # few clients of HTTP/1.1 read them
+        self.send(pieces + LAST_CHUNK if self.chunked else pieces)
+
+    def answered(self, exchange: Exchange, /) -> None:
+        self._connection.answered(exchange, self.keep_alive)
+
+    def last(self) -> None:
+        self.keep_alive = False
+
+    def framed(self, frames: bytes, /) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(frames), frames) if self.chunked else frames
+
+    def unsent_bytes(self) -> int:
+        return self._connection.transport.get_write_buffer_size()
+
+    def resume_body(self) -> None:
+        self._connection.resume_body()
+
+    def cut(self) -> None:
+        self._connection.transport.abort()
+
+    def base_url(self) -> str:
+        transport = self._connection.transport
+        host, port, *_ = transport.get_extra_info("sockname")
+        scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _head(self, status: int, fields: Sequence[Header]) -> bytes:
+        phrase = _PHRASES.get(status) or http.HTTPStatus(status).phrase
+        lines = [f"HTTP/1.1 {status} {phrase}", *[f"{name}: {value}" for name, value in fields]]
+        if not self.keep_alive:
+            lines.append("connection: close")
+        lines.append("\r\n")
+        return "\r\n".join(lines).encode("latin-1")
