@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WHEEL_BUILD := build/wheel
-NATIVE := CMakeLists.txt pyproject.toml $(shell find core -name '*.cpp' -o -name '*.h')
+NATIVE := CMakeLists.txt pyproject.toml core/policy/generate.py $(shell find core proto src/sublimate/v1 -name '*.cpp' -o -name '*.h' -o -name 'layer*')
 PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Test files run side by side, in a few processes: most of their time is waiting. See tests/conftest.py.

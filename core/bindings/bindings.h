@@ -1,7 +1,8 @@
 // What the binding files share: the one exception that crosses into Python and the functions that
 // fill the module.
 //
-// defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks
+// defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
+//          bind_policy
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,5 +23,6 @@ void bind_blocks(nanobind::module_& m); // BlockFormat, tool_id
 void bind_model(nanobind::module_& m);  // Gguf, Model, probe, bench_op
 void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
 void bind_limits(nanobind::module_& m); // measure_limits
+void bind_policy(nanobind::module_& m); // POLICY, POLICY_DIGEST
 
 } // namespace sublimate

@@ -164,4 +164,5 @@ NB_MODULE(_core, m) {
     bind_model(m);
     bind_engine(m);
     bind_limits(m);
+    bind_policy(m);
 }

@@ -16,73 +16,35 @@
 //   - Of several prompts that are about to compute the same page, one does; the others adopt it.
 // Ageing lifts whatever waits by one priority each AGEING_STEPS, so nothing waits for ever.
 //
-// defines: ProfilePolicy, Policy, DEFAULT_POLICY, Candidate, ScheduleView, Plan, aged, schedule
+// defines: Policy, DEFAULT_POLICY, Candidate, ScheduleView, Plan, aged, schedule
 #pragma once
 
 #include <cstdint>
 
 #include "../check.h"
 #include "../limits.h"
+#include "../policy/policy.h"
 #include "cost.h"
 #include "fault.h"
 
 namespace sublimate {
 
-struct ProfilePolicy {
-    int32_t decode_rows_max;                 // decode rows of this profile in one step
-    int32_t decode_rows_beside_short_prompt; // the same while a short prompt waits
-    int32_t step_rows_max;                   // row budget of a step
-    int32_t step_percent; // time of a step with prompt rows that decodes this profile, in percent
-                          // of the time that its decode rows take alone
-    int32_t step_percent_max;    // the same when short prompts crowd
-    int32_t short_prompt_weight; // decode rows that one waiting short prompt outweighs
-    int32_t prefill_rows_min;    // of a waiting prompt of this profile, whatever they cost
-    int32_t prompts_at_once;     // prompts of this profile in one step
-    int32_t priority;            // larger goes first
-};
-
 struct Policy {
     ProfilePolicy profiles[limits::PRIORITIES_MAX]; // by Profile
 };
 
-// low_latency: short prompts at once, one at a time, a few decode rows beside them: the time to the
-//   first token. high_throughput: everything in large steps, and a crowd of prompts before the few
-//   that decode: tokens per second. long_context: steps hardly longer than without a prompt: an
-//   even gap between tokens.
-constexpr Policy DEFAULT_POLICY = {{
-    {.decode_rows_max = 16,
-     .decode_rows_beside_short_prompt = 4,
-     .step_rows_max = 256,
-     .step_percent = 200,
-     .step_percent_max = 10000,
-     .short_prompt_weight = 128,
-     .prefill_rows_min = 8,
-     .prompts_at_once = 1,
-     .priority = 2},
-    {.decode_rows_max = 128,
-     .decode_rows_beside_short_prompt = 128,
-     .step_rows_max = 640,
-     .step_percent = 235,
-     .step_percent_max = 10000,
-     .short_prompt_weight = 16,
-     .prefill_rows_min = 8,
-     .prompts_at_once = 16,
-     .priority = 1},
-    {.decode_rows_max = 64,
-     .decode_rows_beside_short_prompt = 64,
-     .step_rows_max = 512,
-     .step_percent = 150,
-     .step_percent_max = 150,
-     .short_prompt_weight = 1,
-     .prefill_rows_min = 4,
-     .prompts_at_once = 1,
-     .priority = 1},
-}};
+// The policy that the build compiles from proto/sublimate/v1/layer.proto, where its numbers stand.
+static_assert(limits::PRIORITIES_MAX == POLICY_PROFILES);
+constexpr Policy DEFAULT_POLICY = {
+    {LAYER_POLICY.profiles[0], LAYER_POLICY.profiles[1], LAYER_POLICY.profiles[2]}};
 
 constexpr int32_t STEP_PERCENT_MAX = 10000;
 static_assert(STEP_PERCENT_MAX / 100 <= COST_FACTOR_MAX, "a budget fits its integer");
-constexpr int32_t SHORT_PROMPT_ROWS = 256; // a prompt that computes so many rows in all is short
-constexpr int32_t AGEING_STEPS = 16;
+constexpr int32_t SHORT_PROMPT_ROWS = LAYER_POLICY.short_prompt_tokens; // that it computes in all
+constexpr int32_t AGEING_STEPS = LAYER_POLICY.ageing_steps;
+static_assert(LAYER_POLICY.attention_block_tokens % limits::PAGE_TOKENS == 0,
+              "a shard begins at a page");
+static_assert(LAYER_POLICY.max_tokens_per_shard <= limits::CONTEXT_TOKENS_MAX);
 
 SUBLIMATE_HD constexpr bool sane_policy(const Policy& policy) {
     for (const ProfilePolicy& p : policy.profiles) {

@@ -20,6 +20,13 @@ FLAGS: Final[dict[str, int]]
 """RequestFlags by name without the FLAG_ prefix, lower case: ignore_eos, score, score_decode,
 no_cache, masked."""
 
+POLICY: Final[dict[str, Any]]
+"""What the loop is compiled with: a LayerPolicy of proto/sublimate/v1/layer.proto by field name;
+fallback_cpu_threshold_ppm in millionths, split_algorithm as the enum's number, profiles in the
+order of the enum."""
+POLICY_DIGEST: Final[str]
+"""SHA-256 of that LayerPolicy's bytes, in hex; the header X-Layer-Config."""
+
 class CoreError(Exception):
     """The world's fault (a bad file, an unsupported model, too little memory). The text is for a
     person."""

@@ -214,11 +214,14 @@ def test_what_the_engine_does_not_report_is_not_claimed() -> None:
         assert "x-compute-path" not in headers and "x-layer-zero" not in headers
 
 
-def test_the_policy_digest_follows_the_policy(shared: Served) -> None:
-    with serve(settings=EdgeSettings(profile="low-latency")) as other:
-        assert (
-            other.message().headers["x-layer-config"] != shared.message().headers["x-layer-config"]
-        )
+def test_the_policy_digest_is_of_the_policy_and_settings_are_told_beside_it(shared: Served) -> None:
+    settings = EdgeSettings(profile="low-latency", profile_contract="strict")
+    with serve(settings=settings) as other:
+        told = other.client.get("/.well-known/sublimate").json()
+        assert told["policy"] == shared.message().headers["x-layer-config"]
+        assert told["profiles"] == {"default": "low-latency", "pinned": None, "required": True}
+    told = shared.client.get("/.well-known/sublimate").json()
+    assert told["profiles"] == {"default": "high-throughput", "pinned": None, "required": False}
 
 
 def test_request_ids_are_unique(shared: Served) -> None:

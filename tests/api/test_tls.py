@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from harness import Served, body, exchange_bytes, http_post, is_closed, read_reply, serve
+from sublimate import _core
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
 from sublimate.edge.limits import HttpLimits
@@ -134,7 +135,7 @@ def test_where_it_listens_and_what_to_expect_is_told(
     der = ssl.PEM_cert_to_DER_cert(pair[0].read_text())
     assert told["certificate_sha256"] == hashlib.sha256(der).hexdigest()
     assert told["ports"] == {"http": served.port, "https": served.server.ports["https"]}
-    assert told["policy"] == served.server.policy_digest
+    assert told["policy"] == _core.POLICY_DIGEST
 
 
 def test_a_renewed_certificate_is_read_at_reload(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ if ! command -v nvcc >/dev/null 2>&1; then
     exit 0
 fi
 mkdir -p "$out"
-nvcc -std=c++20 -arch=sm_90a -Werror all-warnings -c "$here/core_headers.cu" \
-    -o "$out/core_headers.o"
+python3 "$here/../../core/policy/generate.py" "$out/generated"
+nvcc -std=c++20 -arch=sm_90a -Werror all-warnings -I "$out/generated" \
+    -c "$here/core_headers.cu" -o "$out/core_headers.o"
 echo "compiled: $out/core_headers.o"

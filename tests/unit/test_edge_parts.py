@@ -13,7 +13,6 @@ from sublimate import _core
 from sublimate.api.messages.answers import usage
 from sublimate.config import EdgeSettings, LogSettings
 from sublimate.edge import log
-from sublimate.edge.app import _policy_digest
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.generate import choose_profile
@@ -102,13 +101,6 @@ def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         choose(None, execution_profile="long-context", profile_contract="strict") == "long-context"
     )
-
-
-def test_the_policy_digest() -> None:
-    same = {_policy_digest(EdgeSettings()) for _ in range(3)}
-    assert len(same) == 1
-    assert _policy_digest(EdgeSettings(profile_contract="strict")) not in same
-    assert _policy_digest(EdgeSettings(api_keys=("k",))) in same, "keys are no policy"
 
 
 def test_log_lines() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .. import _core
 from ..edge import metrics as numbers
 from ..edge.exchange import Exchange
 
@@ -54,19 +55,25 @@ def version(server: EdgeServer, exchange: Exchange) -> None:
         "name": "sublimate",
         "version": server.version,
         "model": server.model.name,
-        "policy": server.policy_digest,
+        "policy": _core.POLICY_DIGEST,
         "template": str(server.model.template.report),
     }
     exchange.send_json(200, msgspec.json.encode(body))
 
 
 def well_known(server: EdgeServer, exchange: Exchange) -> None:
-    """Where else this server listens, what certificate to expect, and which policy it follows."""
+    """Where else this server listens, what certificate to expect, which policy it is compiled with,
+    and which of its settings decide before that policy does."""
     body = {
         "version": server.version,
         "ports": server.ports,
         "certificate_sha256": server.tls_info.get("certificate_sha256"),
-        "policy": server.policy_digest,
+        "policy": _core.POLICY_DIGEST,
+        "profiles": {
+            "default": server.settings.profile,
+            "pinned": server.settings.execution_profile or None,
+            "required": server.settings.profile_contract == "strict",
+        },
     }
     exchange.send_json(200, msgspec.json.encode(body))
 

@@ -6,7 +6,6 @@ defines: Part, EdgeServer
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
 import os
@@ -18,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from ipaddress import ip_address
 from typing import Any, Protocol, TypeVar, cast
-
-import msgspec
 
 from .. import _core
 from ..config import EdgeSettings
@@ -87,7 +84,6 @@ class EdgeServer:
         self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
-        self.policy_digest = _policy_digest(settings)
         self.engine: EngineLink | None = None
         self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
         """Of thinking blocks; a server knows its own until it restarts."""
@@ -113,7 +109,7 @@ class EdgeServer:
         """Where it listens: http, https."""
         self.tls_info: dict[str, str] = {}
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
-        self._standing = [("x-layer", self.version), ("x-layer-config", self.policy_digest)]
+        self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.metrics.engine = lambda: self.engine
         self.metrics.relaxations = model.grammars.relaxed
         self.workers.submit(model.grammars.warm_up)
@@ -414,14 +410,3 @@ class EdgeServer:
             self.telemetry.close()
             self.telemetry = None
         self.workers.shutdown(wait=False, cancel_futures=True)
-
-
-def _policy_digest(settings: EdgeSettings) -> str:
-    """SHA-256 of what decides how a request runs, for clients that decide by their own copy."""
-    policy = {
-        "execution_profile": settings.execution_profile,
-        "profile": settings.profile,
-        "profile_contract": settings.profile_contract,
-        "limits": dict(sorted(_core.LIMITS.items())),
-    }
-    return hashlib.sha256(msgspec.json.encode(policy, order="sorted")).hexdigest()
