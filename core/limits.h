@@ -36,6 +36,8 @@ constexpr int32_t TOKEN_RING_WORDS = 1 << 18;    // 1 MiB: some thousand steps o
 constexpr int32_t TOKEN_ROW_WORDS = 8;           // fixed part of a row of a step record
 constexpr int32_t STEP_HEADER_WORDS = 8;
 constexpr int32_t TOKEN_ROW_WORDS_MAX = TOKEN_ROW_WORDS + 2 * LOGPROBS_MAX;
+constexpr int32_t TRACE_RECORD_WORDS = 8;  // of 64 bits: one cache line
+constexpr int32_t TRACE_RECORDS = 1 << 14; // 1 MiB: a second of full batches in quick steps
 
 // ---- steps ----------------------------------------------------------------------------------
 constexpr int32_t STEP_ROWS_MAX = 1024; // token budget of the largest step

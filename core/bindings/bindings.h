@@ -2,7 +2,7 @@
 // fill the module.
 //
 // defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
-//          bind_policy
+//          bind_policy, bind_trace
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,5 +24,6 @@ void bind_model(nanobind::module_& m);  // Gguf, Model, probe, bench_op
 void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
 void bind_limits(nanobind::module_& m); // measure_limits
 void bind_policy(nanobind::module_& m); // POLICY, POLICY_DIGEST
+void bind_trace(nanobind::module_& m);  // TraceReader, TRACE_EVENTS
 
 } // namespace sublimate

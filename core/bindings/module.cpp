@@ -43,6 +43,8 @@ constexpr NamedNumber LIMITS[] = {
     LIMIT(TOKEN_ROW_WORDS),
     LIMIT(STEP_HEADER_WORDS),
     LIMIT(TOKEN_ROW_WORDS_MAX),
+    LIMIT(TRACE_RECORD_WORDS),
+    LIMIT(TRACE_RECORDS),
     LIMIT(STEP_ROWS_MAX),
     LIMIT(LOGIT_ROWS_MAX),
     LIMIT(PAGE_TOKENS),
@@ -165,4 +167,5 @@ NB_MODULE(_core, m) {
     bind_engine(m);
     bind_limits(m);
     bind_policy(m);
+    bind_trace(m);
 }

@@ -7,12 +7,13 @@
 // a terminal row is kept in its sequence (State::draining). Waiting is charged in bounded ticks, so
 // that a jump of the clock is not a wait.
 //
-// defines: EdgeCounters, Edge, edge_begin, edge_add_row, edge_push, edge_count_stale
+// defines: EdgeCounters, Edge, edge_begin, edge_add_row, edge_push, edge_count_stale, trace
 #pragma once
 
 #include <cstdint>
 
 #include "../ring/ring.h"
+#include "../ring/trace_ring.h"
 #include "fault.h"
 #include "sampler.h"
 #include "sequence.h"
@@ -52,6 +53,7 @@ struct Edge {
     bool damaged;         // its ring shrank under a push: lost at the next iteration
     bool room;            // in this iteration
     bool waited_for_room; // counted once per iteration
+    bool traced;          // in this iteration
     int32_t live;         // sequences of this edge, draining ones included
     int32_t draining;
     int64_t blocked_ns;
@@ -60,6 +62,7 @@ struct Edge {
     int32_t record_rows;
     int32_t scan_slot;     // where the search for stale cancels goes on
     uint32_t* cancel_seen; // (SLOTS_MAX) last cancel word that had an effect or was counted
+    uint64_t trace_head;   // number of its next trace record
     EdgeCounters counters;
 
     SUBLIMATE_HD bool serving() const { return attached && !lost; }
@@ -70,7 +73,8 @@ SUBLIMATE_HD inline void edge_start(Edge& edge, const RegionView& view) {
     edge.view = view;
     store_release(&view.control->edge_lost, uint32_t{0});
     edge.attached = true;
-    edge.lost = edge.damaged = edge.room = edge.waited_for_room = false;
+    edge.lost = edge.damaged = edge.room = edge.waited_for_room = edge.traced = false;
+    edge.trace_head = load_acquire(&view.control->trace_head);
     edge.live = edge.draining = edge.record_rows = edge.scan_slot = 0;
     edge.record_words = limits::STEP_HEADER_WORDS;
     edge.blocked_ns = 0;
@@ -144,6 +148,17 @@ SUBLIMATE_HD inline void edge_count_stale(Edge& edge, int32_t slot, uint32_t wor
     if (word == 0 || word == edge.cancel_seen[slot]) return;
     edge.cancel_seen[slot] = word;
     edge.counters.stale_cancels++;
+}
+
+// Tells what was decided, to an edge that follows. If none does, that is a branch on a byte beside
+// those that are read anyway, so nothing that costs is computed for it by the caller either.
+template <class... Words>
+SUBLIMATE_HD inline void trace(Edge& edge, int64_t time_ns, TraceKind kind, int32_t slot,
+                               int32_t generation, Words... words) {
+    static_assert(sizeof...(words) <= TRACE_ARGUMENTS);
+    if (!edge.traced) return;
+    CHECK(edge.serving());
+    trace_write(edge.view, edge.trace_head++, {time_ns, kind, slot, generation, {words...}});
 }
 
 } // namespace sublimate

@@ -1,6 +1,6 @@
 // The first half of an iteration: what comes in. begin -> drain -> take -> cancel -> admit.
 //
-// defines: begin_iteration, drain, take, cancel, admit
+// defines: begin_iteration, drain, take, cancel, trace_admission, trace_waits, admit
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,13 @@ SUBLIMATE_HD inline void begin_iteration(LoopState& loop, int64_t now) {
     loop.last_ns = now;
     loop.iterations++;
     loop.plan->count = loop.plan->rows = 0;
+    loop.traced = false;
     for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
         Edge& edge = loop.edges[e];
         if (!edge.serving()) continue;
         store_release(&edge.view.control->engine_heartbeat_ns, static_cast<uint64_t>(now));
+        edge.traced = trace_followed(edge.view, now);
+        loop.traced |= edge.traced;
         if (edge.damaged || !edge_begin(edge, passed, loop.config.ring_full_deadline_ns))
             lose(loop, e);
     }
@@ -68,6 +71,8 @@ SUBLIMATE_HD inline void accept(LoopState& loop, int32_t e, int32_t slot) {
     }
     if (why != RefuseReason::none) {
         edge.counters.refused++;
+        trace(edge, loop.last_ns, TraceKind::refused, slot, header.generation,
+              static_cast<int32_t>(why));
         edge_add_row(edge,
                      {slot, header.generation, ROW_FINISHED, 0, 0,
                       static_cast<int32_t>(FinishReason::refused), static_cast<int32_t>(why), 0},
@@ -87,6 +92,9 @@ SUBLIMATE_HD inline void accept(LoopState& loop, int32_t e, int32_t slot) {
     s.computed = s.generated = s.waited_steps = s.cached_tokens = s.mask_misses = 0;
     s.unmasked = false;
     s.table_row = -1;
+    s.waits_for = WaitReason::none;
+    trace_request(loop, s, TraceKind::taken, header.prompt_length, header.token_budget,
+                  header.profile, header.flags, loop.queue_count, loop.running_count);
     loop.queue[loop.queue_count++] = index;
     edge.live++;
 }
@@ -124,6 +132,7 @@ SUBLIMATE_HD inline bool cancel_one(LoopState& loop, int32_t index) {
     } else {
         edge.counters.cancelled_decode++;
     }
+    trace_request(loop, s, TraceKind::cancelled, static_cast<int32_t>(s.state), s.generated);
     finish(loop, index, terminal_row(s, FinishReason::cancelled), nullptr);
     return true;
 }
@@ -168,6 +177,34 @@ SUBLIMATE_HD inline int32_t next_to_admit(const LoopState& loop) {
     return best;
 }
 
+SUBLIMATE_HD inline void trace_admission(LoopState& loop, const Sequence& s) {
+    if (!loop.edges[s.edge].traced) return;
+    int32_t running_blocks = 0;
+    for (int32_t i = 0; i < s.table.count; i++)
+        running_blocks += loop.kv.store().at(s.table.pages[i]).refcount > 1 ? 1 : 0;
+    bool looked = s.table.sharing && !is_score(s.header);
+    trace_request(loop, s, TraceKind::admitted, s.table.count, running_blocks,
+                  looked ? KvCache::shareable_pages(prompt(loop, s)) : 0, s.table.reserved,
+                  loop.kv.available(), loop.running_count, loop.queue_count);
+}
+
+// Tells those who wait why they do, once per reason. next: who would be admitted next.
+SUBLIMATE_HD inline void trace_waits(LoopState& loop, int32_t next) {
+    if (!loop.traced) return;
+    for (int32_t i = 0; i < loop.queue_count; i++) {
+        Sequence& s = loop.sequences[loop.queue[i]];
+        if (!loop.edges[s.edge].traced) continue;
+        bool full = loop.running_count == loop.config.sequences_max;
+        WaitReason why = loop.queue[i] == next ? WaitReason::pages : WaitReason::turn;
+        if (full) why = WaitReason::rows;
+        if (why == s.waits_for) continue;
+        s.waits_for = why;
+        trace_request(loop, s, TraceKind::waiting, static_cast<int32_t>(why),
+                      pages_for(positions_needed(s.header)), loop.kv.available(),
+                      loop.kv.reserved(), loop.running_count, loop.queue_count);
+    }
+}
+
 SUBLIMATE_HD inline bool admit_one(LoopState& loop, int32_t index) {
     Sequence& s = loop.sequences[index];
     if (s.tried_changes == loop.kv.changes()) return false;
@@ -193,15 +230,18 @@ SUBLIMATE_HD inline bool admit_one(LoopState& loop, int32_t index) {
     EdgeCounters& counters = loop.edges[s.edge].counters;
     counters.prompt_tokens += static_cast<uint64_t>(h.prompt_length);
     counters.cached_tokens += static_cast<uint64_t>(s.computed);
+    trace_admission(loop, s);
     return true;
 }
 
 SUBLIMATE_HD inline bool admit(LoopState& loop) {
     loop.admitted_first = loop.running_count;
+    int32_t index = -1;
     while (loop.running_count < loop.config.sequences_max) {
-        int32_t index = next_to_admit(loop);
+        index = next_to_admit(loop);
         if (index < 0 || !admit_one(loop, index)) break;
     }
+    trace_waits(loop, index);
     return loop.running_count > loop.admitted_first;
 }
 

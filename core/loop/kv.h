@@ -170,6 +170,12 @@ public:
         return store_.page_hash(parent_hash(table, index), tokens) | 1;
     }
 
+    // Whole pages of a prompt that may come from the cache: its last token is always computed.
+    SUBLIMATE_HD static int32_t shareable_pages(const PromptTokens& prompt) {
+        int32_t last = fault(Fault::cached_last_token) ? prompt.length : prompt.length - 1;
+        return last / limits::PAGE_TOKENS;
+    }
+
     SUBLIMATE_HD int32_t available() const { return store_.free_count() + store_.cached_count(); }
     SUBLIMATE_HD int32_t reserved() const { return reserved_; }
     SUBLIMATE_HD uint64_t changes() const {
@@ -195,12 +201,6 @@ public:
     }
 
 private:
-    // Whole pages of a prompt that may come from the cache: its last token is always computed.
-    SUBLIMATE_HD static int32_t shareable_pages(const PromptTokens& prompt) {
-        int32_t last = fault(Fault::cached_last_token) ? prompt.length : prompt.length - 1;
-        return last / limits::PAGE_TOKENS;
-    }
-
     SUBLIMATE_HD uint64_t parent_hash(const PageTable& table, int32_t index) const {
         return index == 0 ? store_.root_hash(table.key) : store_.at(table.pages[index - 1]).hash;
     }

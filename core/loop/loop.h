@@ -144,6 +144,11 @@ private:
         if constexpr (requires { clock_.published(); }) clock_.published();
     }
 
+    int32_t kernels() const {
+        if constexpr (requires { model_.kernels(); }) return model_.kernels();
+        return -1;
+    }
+
     void step() {
         Step step = lay_out_step(state_);
         int64_t begin_ns = clock_.now_ns();
@@ -151,6 +156,7 @@ private:
         int64_t end_ns = clock_.now_ns();
         state_.busy_ns += static_cast<uint64_t>(end_ns > begin_ns ? end_ns - begin_ns : 0);
         follow_cost(state_, end_ns - begin_ns);
+        trace_step(state_, begin_ns, end_ns - begin_ns, kernels());
         state_.last_step_ns = end_ns;
         state_.step_count++;
     }

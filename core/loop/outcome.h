@@ -1,6 +1,6 @@
 // The last part of an iteration: what a step means for its sequences. sample -> stop -> publish.
 //
-// defines: sample_task, wait_for_mask, stop, publish
+// defines: sample_task, wait_for_mask, trace_part, stop, publish
 #pragma once
 
 #include <cstdint>
@@ -163,6 +163,27 @@ SUBLIMATE_HD inline bool rows_succeeded(const LoopState& loop, int32_t first_tas
     return true;
 }
 
+// What the step was for one of its requests, before that is acted upon.
+SUBLIMATE_HD inline void trace_part(LoopState& loop, int32_t entry, int32_t first_task,
+                                    int32_t end_task) {
+    const Segment& segment = loop.segments[entry];
+    const Sequence& s = loop.sequences[planned_sequence(loop, entry)];
+    if (!loop.edges[s.edge].traced) return;
+    int32_t prompt_rows = s.header.prompt_length - segment.first_position;
+    if (prompt_rows < 0) prompt_rows = 0;
+    if (prompt_rows > segment.row_count) prompt_rows = segment.row_count;
+    int32_t tasks = is_score(s.header) ? 0 : end_task - first_task;
+    bool sampled = tasks > 0 && loop.samples[end_task - 1].token != SAMPLE_MASK_MISSING;
+    int32_t drafted = tasks > 0 ? tasks - 1 : 0;
+    int32_t confirmed = sampled ? rows_confirmed(loop, s, first_task, end_task) : 0;
+    bool failed = confirmed > 0 && loop.samples[first_task + confirmed - 1].token < 0;
+    trace_request(loop, s, TraceKind::part, static_cast<int32_t>(loop.step_count - 1),
+                  segment.row_count, segment.first_position, prompt_rows, drafted,
+                  confirmed > 0 ? confirmed - 1 : 0, confirmed - (failed ? 1 : 0),
+                  static_cast<int32_t>(sampled || tasks == 0),
+                  static_cast<int32_t>(segment.arithmetic));
+}
+
 SUBLIMATE_HD inline void stop(LoopState& loop) {
     int32_t task = 0;
     bool poisoned = false;
@@ -170,6 +191,7 @@ SUBLIMATE_HD inline void stop(LoopState& loop) {
         int32_t index = planned_sequence(loop, i);
         int32_t first = task;
         while (task < loop.task_count && loop.tasks[task].sequence == index) task++;
+        trace_part(loop, i, first, task);
         if (task > first && loop.samples[task - 1].token == SAMPLE_MASK_MISSING) {
             wait_for_mask(loop, index, loop.plan->entries[i].rows);
             continue;
@@ -191,8 +213,11 @@ SUBLIMATE_HD inline void publish(LoopState& loop, int64_t now) {
     RecordStamp stamp = {loop.step_count, now, loop.plan->rows, loop.bucket.id};
     for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
         Edge& edge = loop.edges[e];
-        if (edge.serving() && !edge_push(edge, stamp))
-            edge.damaged = true; // lost at the next begin
+        if (!edge.serving()) continue;
+        if (edge.record_rows > 0)
+            trace(edge, now, TraceKind::published, -1, 0, static_cast<int32_t>(loop.step_count),
+                  edge.record_rows);
+        if (!edge_push(edge, stamp)) edge.damaged = true; // lost at the next begin
     }
 }
 

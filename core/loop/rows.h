@@ -6,7 +6,7 @@
 // without others; else when its mask has come.
 //
 // defines: MASK_MISSES_MAX, add_candidate, planned_sequence, add_late_rows, schedule_rows,
-// lay_out_step
+// lay_out_step, trace_step
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,9 @@ SUBLIMATE_HD inline void add_candidate(LoopState& loop, int32_t index) {
         s.computed += adopted;
         prompt_left -= adopted;
         edge.counters.cached_tokens += static_cast<uint64_t>(adopted);
+        if (adopted > 0)
+            trace_request(loop, s, TraceKind::adopted, adopted / limits::PAGE_TOKENS,
+                          s.computed - adopted);
     }
     State next = in_prompt ? State::prefill : State::decode;
     if (s.state == State::waiting_mask) move_to(s, next);
@@ -183,6 +186,23 @@ SUBLIMATE_HD inline Step lay_out_step(LoopState& loop) {
     step.logit_rows = loop.logit_rows;
     step.page_tables = loop.page_tables;
     return step;
+}
+
+// Tells of the step to all who follow, after it. kernels: see concept Model.
+SUBLIMATE_HD inline void trace_step(LoopState& loop, int64_t begin_ns, int64_t took_ns,
+                                    int32_t kernels) {
+    if (!loop.traced) return;
+    const Plan& plan = *loop.plan;
+    CHECK(plan.rows > 0 && plan.count > 0);
+    int64_t took = took_ns < 0 ? 0 : took_ns > UINT32_MAX ? int64_t{UINT32_MAX} : took_ns;
+    for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
+        if (!loop.edges[e].traced) continue;
+        trace(loop.edges[e], begin_ns, TraceKind::step, -1, 0,
+              static_cast<int32_t>(loop.step_count), plan.rows, plan.count, plan.prefill_rows,
+              plan.draft_rows, loop.bucket.rows, loop.bucket.context_tokens,
+              static_cast<int32_t>(static_cast<uint32_t>(took)),
+              loop.config.pages - loop.kv.available(), loop.queue_count, kernels);
+    }
 }
 
 // Prices follow what the step took. Steps with drafts are left out: their rows are cheaper than

@@ -7,7 +7,7 @@
 // holds no pages. `draining` holds no pages either: only its terminal row is still to be published,
 // because the edge's token ring had no room. A transition outside the table is a bug and aborts.
 //
-// defines: State, transition_allowed, Sequence, move_to
+// defines: State, transition_allowed, WaitReason, Sequence, move_to
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,9 @@ SUBLIMATE_HD constexpr bool transition_allowed(State from, State to) {
 static_assert(!transition_allowed(State::queued, State::decode), "prompts come first");
 static_assert(!transition_allowed(State::draining, State::prefill), "an end is an end");
 
+// Why a queued request is not admitted.
+enum class WaitReason : int32_t { none = 0, rows = 1, pages = 2, turn = 3 };
+
 struct Sequence {
     State state;
     int32_t edge;
@@ -50,6 +53,7 @@ struct Sequence {
     int32_t mask_misses;    // rows in a row that were computed before their mask was there
     bool unmasked;          // no mask is needed, until a trigger is sampled
     int32_t table_row;      // row of the step's page tables; -1 while queued
+    WaitReason waits_for;   // as it was traced last
     uint64_t arrival;       // order of acceptance
     uint64_t queued_step;   // step count at acceptance, for ageing
     uint64_t tried_changes; // KvCache::changes at the last failed admission

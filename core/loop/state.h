@@ -2,7 +2,7 @@
 // needs: how a request ends, and how an edge ends.
 //
 // defines: LoopState, state_start, prompt, mask_needed, is_trigger, ends_freedom, terminal_row,
-// remove_from, set_free, finish, lose
+// remove_from, set_free, trace_request, finish, lose
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ struct LoopState : LoopMemory {
     int32_t admitted_first = 0; // running[admitted_first..] were admitted in this iteration
     int32_t prefill_waited[limits::PRIORITIES_MAX] = {};
     bool worked_before = false; // did the last iteration find work?
+    bool traced = false;        // some edge is, in this iteration
 };
 
 SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
@@ -116,12 +117,23 @@ SUBLIMATE_HD inline void set_free(LoopState& loop, int32_t index) {
     loop.free_sequences[loop.free_count++] = index;
 }
 
+// Stages before a step are told with the time at which the iteration began, those after it with the
+// step's end.
+template <class... Words>
+SUBLIMATE_HD inline void trace_request(LoopState& loop, const Sequence& s, TraceKind kind,
+                                       Words... words) {
+    CHECK(s.state != State::free);
+    int64_t now = loop.last_step_ns > loop.last_ns ? loop.last_step_ns : loop.last_ns;
+    trace(loop.edges[s.edge], now, kind, s.header.slot, s.header.generation, words...);
+}
+
 // Gives pages back at once; the terminal row leaves with this iteration, or waits for room.
 SUBLIMATE_HD inline void finish(LoopState& loop, int32_t index, const TokenRow& row,
                                 const Sample* sample) {
     Sequence& s = loop.sequences[index];
     CHECK_BECAUSE(s.state != State::free && s.state != State::draining, "a request ends twice");
     Edge& edge = loop.edges[s.edge];
+    trace_request(loop, s, TraceKind::finished, row.reason, row.detail, s.generated, s.computed);
     if (s.state == State::queued) {
         CHECK_BECAUSE(s.table_row < 0, "a queue entry owns something");
         remove_from(loop.queue, loop.queue_count, index);
@@ -154,7 +166,7 @@ SUBLIMATE_HD inline void lose(LoopState& loop, int32_t e) {
     Edge& edge = loop.edges[e];
     edge.lost = true;
     store_release(&edge.view.control->edge_lost, uint32_t{1});
-    edge.room = false;
+    edge.room = edge.traced = false;
     edge.record_rows = 0;
     edge.record_words = limits::STEP_HEADER_WORDS;
     for (int32_t i = 0; i < loop.config.sequences_max + loop.config.queue_max; i++) {

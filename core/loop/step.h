@@ -45,6 +45,10 @@ struct Step {
 //   // Calls body(i) for i in [0, count), in any order, possibly on several threads; returns when
 //   // all are done.
 //   template <class Body> void for_rows(int32_t count, Body&& body);
+//   // Optional; of the last step, for people: bit 0 is the model's Phase, bit 1 that generated
+//   rows
+//   // took the prompt's arithmetic.
+//   int32_t kernels() const;
 //   // Vector primitives the sampler uses; a twin of each is in loop/sampler_ops.h.
 //   const SamplerOps& sampler_ops() const;
 

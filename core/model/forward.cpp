@@ -99,7 +99,8 @@ void CpuModel::prepare(const Step& step) {
     CHECK(step.row_count >= 1 && step.row_count <= limits::STEP_ROWS_MAX);
     CHECK(step.segment_count >= 1 && step.segment_count <= limits::SEQUENCES_MAX);
     CHECK(step.logit_row_count >= 0 && step.logit_row_count <= limits::LOGIT_ROWS_MAX);
-    const Variant& variant = choice(phase_of(step.row_count)).kept;
+    phase_ = phase_of(step.row_count);
+    const Variant& variant = choice(phase_).kept;
     step_ = &step;
     ops_ = variant.ops;
     plans_ = &plans_for(variant.threads);

@@ -63,6 +63,9 @@ public:
     }
 
     const float* forward(const Step& step);
+    int32_t kernels() const { // of the last step; see concept Model
+        return static_cast<int32_t>(phase_) | (all_as_prompt_ ? 2 : 0);
+    }
     int64_t waited_ns() { return pool_.waited_ns(); }
     void place_threads() { pool_.place(); } // on the thread that will call forward
 
@@ -157,6 +160,7 @@ private:
 
     // Of the step that runs; written by prepare.
     const Step* step_ = nullptr;
+    Phase phase_ = Phase::few_rows;
     const Ops* ops_;
     const PlanTable* plans_;
     const StepPlan* plan_ = nullptr;

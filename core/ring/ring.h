@@ -7,6 +7,7 @@
 //   cancel_request (word of a slot)        ------>  cancel_requested, once per step
 //   mask words, then mask_publish          ------>  mask_state, when the row is sampled
 //   token_pop                              <------  token_try_push, one record per publish
+//   trace_read (trace_ring.h)              <------  trace_write, while the edge follows
 //   Slots::release (after the terminal row)
 //
 // Free of host-only facilities: compiles for CUDA device code too. memfd and eventfd are in
@@ -110,7 +111,7 @@ struct StatsPage {
 };
 
 constexpr uint32_t REGION_MAGIC = 0x4c425553; // "SUBL"
-constexpr uint32_t REGION_VERSION = 2;
+constexpr uint32_t REGION_VERSION = 3;
 
 struct RegionControl {
     // Written once by the creator.
@@ -130,15 +131,21 @@ struct RegionControl {
     alignas(limits::LINE_PAIR_BYTES) uint64_t engine_heartbeat_ns;
     uint32_t edge_lost; // 1: the loop gave this region up; the edge needs a new one
     alignas(limits::LINE_PAIR_BYTES) StatsPage stats;
+    // The trace ring, see trace_ring.h: the edge writes the first, the loop the second.
+    alignas(limits::LINE_PAIR_BYTES) uint64_t trace_until_ns;
+    alignas(limits::LINE_PAIR_BYTES) uint64_t trace_head; // records written
 };
 
 constexpr int64_t REGION_ALIGNMENT_BYTES = 4096; // a memory page: each part can be protected alone
 constexpr int64_t REGION_CONTROL_BYTES = REGION_ALIGNMENT_BYTES;
 static_assert(sizeof(RegionControl) <= REGION_CONTROL_BYTES);
 static_assert(offsetof(RegionControl, submission_tail) == 128);
+static_assert(int64_t{limits::TRACE_RECORDS} * limits::TRACE_RECORD_WORDS * 8 %
+                  REGION_ALIGNMENT_BYTES ==
+              0);
 
 struct RegionLayout {
-    int64_t submission, cancel, mask_ready, tokens, masks, slots, total_bytes;
+    int64_t submission, cancel, mask_ready, tokens, masks, slots, trace, total_bytes;
 };
 
 SUBLIMATE_HD constexpr int64_t align_up(int64_t value, int64_t alignment) {
@@ -164,7 +171,9 @@ SUBLIMATE_HD constexpr RegionLayout region_layout(int32_t vocabulary) {
     at.tokens = align_up(at.mask_ready + int64_t{limits::MASK_SLOTS} * 4, REGION_ALIGNMENT_BYTES);
     at.masks = align_up(at.tokens + int64_t{limits::TOKEN_RING_WORDS} * 4, REGION_ALIGNMENT_BYTES);
     at.slots = align_up(at.masks + limits::MASK_SLOTS * mask_words * 4, REGION_ALIGNMENT_BYTES);
-    at.total_bytes = align_up(at.slots + slot_area_words() * 4, REGION_ALIGNMENT_BYTES);
+    at.trace = align_up(at.slots + slot_area_words() * 4, REGION_ALIGNMENT_BYTES);
+    at.total_bytes =
+        at.trace + int64_t{limits::TRACE_RECORDS} * limits::TRACE_RECORD_WORDS * int64_t{8};
     return at;
 }
 
@@ -198,6 +207,7 @@ struct RegionView {
     int32_t* tokens = nullptr;      // (TOKEN_RING_WORDS)
     uint32_t* masks = nullptr;      // (MASK_SLOTS, mask_words) bit 1 = allowed
     int32_t* slots = nullptr;       // slot area
+    uint64_t* trace = nullptr;      // (TRACE_RECORDS, TRACE_RECORD_WORDS)
     int32_t vocabulary = 0; // private copies: the shared ones are the other side's to damage
     int32_t mask_words = 0;
 
@@ -219,6 +229,7 @@ SUBLIMATE_HD inline RegionView region_view(void* base, int32_t vocabulary) {
     view.tokens = reinterpret_cast<int32_t*>(bytes + at.tokens);
     view.masks = reinterpret_cast<uint32_t*>(bytes + at.masks);
     view.slots = reinterpret_cast<int32_t*>(bytes + at.slots);
+    view.trace = reinterpret_cast<uint64_t*>(bytes + at.trace);
     view.vocabulary = vocabulary;
     view.mask_words = static_cast<int32_t>(align_up(vocabulary, 32) / 32);
     return view;

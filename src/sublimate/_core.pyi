@@ -26,6 +26,9 @@ fallback_cpu_threshold_ppm in millionths, split_algorithm as the enum's number, 
 order of the enum."""
 POLICY_DIGEST: Final[str]
 """SHA-256 of that LayerPolicy's bytes, in hex; the header X-Layer-Config."""
+TRACE_EVENTS: Final[list[tuple[str, str]]]
+"""(name, names of the arguments with a space between them) of each kind of trace record, which is
+the index here. core/ring/trace_ring.h says what they mean."""
 
 class CoreError(Exception):
     """The world's fault (a bad file, an unsupported model, too little memory). The text is for a
@@ -95,6 +98,17 @@ class Region:
     def vocabulary(self) -> int: ...
     def stats(self) -> dict[str, int]:
         """StatsPage by field name, and engine_heartbeat_ns."""
+
+class TraceReader:
+    """A cursor in the trace ring of a region, from where the ring is now. For the edge's side."""
+    def __init__(self, region: Region) -> None: ...
+    def follow(self, until_ns: int) -> None:
+        """The loop writes what it decides until its monotonic clock says so; 0: no more. Raises
+        ValueError."""
+    def read(self, records_max: int) -> tuple[int, bytes]:
+        """(records that were overwritten before they were read, the next records). A record is
+        struct "<q14i": nanoseconds of the monotonic clock, kind, slot (-1: the loop itself),
+        generation, arguments. Raises ValueError."""
 
 class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other

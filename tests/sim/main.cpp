@@ -87,7 +87,8 @@ void print_coverage(const Coverage& c, double seconds, uint64_t seeds) {
                 "%llu, refused %llu (hostile %llu), failed %llu\n",
                 n(c.cached), n(c.evictions), n(c.cancelled_queue), n(c.cancelled_prefill),
                 n(c.cancelled_decode), n(c.stale), n(c.refused), n(c.hostile), n(c.failed));
-    std::printf("free from masks %llu, triggers %llu\n", n(c.freed), n(c.triggered));
+    std::printf("free from masks %llu, triggers %llu, traced parts of steps %llu\n", n(c.freed),
+                n(c.triggered), n(c.traced));
     std::printf("mask waits %llu, ring full %llu, lost edges %llu, edge deaths %llu, engine deaths "
                 "%llu, drained %llu, drafts %llu (right %llu)\n",
                 n(c.mask_waits), n(c.ring_full), n(c.lost_edges), n(c.edge_deaths),
@@ -99,7 +100,7 @@ bool covers_everything(const Coverage& c) {
            c.cancelled_prefill > 0 && c.cancelled_decode > 0 && c.stale > 0 && c.refused > 0 &&
            c.failed > 0 && c.mask_waits > 0 && c.ring_full > 0 && c.lost_edges > 0 &&
            c.edge_deaths > 0 && c.engine_deaths > 0 && c.hostile > 0 && c.accepted_drafts > 0 &&
-           c.drafted > c.accepted_drafts && c.freed > 0 && c.triggered > 0;
+           c.drafted > c.accepted_drafts && c.freed > 0 && c.triggered > 0 && c.traced > 0;
 }
 
 // current: told the seed before it is played, so that a crash can be replayed too.

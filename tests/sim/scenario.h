@@ -44,6 +44,7 @@ struct Scenario {
     int32_t prompt_max = 0;
     int32_t budget_max = 0;
     int32_t tenants = 1;
+    bool traced = false; // every edge follows what the loop decides
 };
 
 // Small and varied, so that chunks, turns and budgets all bite.
@@ -83,6 +84,8 @@ inline Scenario draw_scenario(uint64_t seed) {
         return random.chance(percent) ? random.between(1, most) : 0;
     };
     Scenario s;
+    s.traced =
+        mix_hash(seed ^ 0x7472616365) % 4 == 0; // of no draw, so that seeds stay what they are
     s.loop.vocabulary = random.between(16, VOCABULARY_SIMULATED_MAX);
     s.loop.context_tokens = random.between(40, CONTEXT_SIMULATED_MAX);
     s.loop.pages = random.between(4, random.chance(50) ? 16 : PAGES_SIMULATED_MAX);

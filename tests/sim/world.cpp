@@ -70,6 +70,7 @@ void World::restart_edge(int32_t e, bool attached) {
     edges_[e]->restart(scenario_, maker_);
     edges_[e]->others_may_fill = scenario_.edges > 1;
     ring_full_left_[e] = 0;
+    traces_[e].restart(edges_[e]->view, scenario_.traced, scenario_.clock_jump == 0);
     loop_->attach(e, edges_[e]->view);
 }
 
@@ -171,8 +172,22 @@ std::string World::check_after_iteration() {
     if (why.empty()) why = check_drafts();
     if (why.empty()) why = check_masks();
     if (why.empty()) why = check_progress();
+    if (why.empty()) why = check_traces();
     if (why.empty()) why = check_lost();
     return why;
+}
+
+// What is told of single requests adds up to what is counted.
+std::string World::check_traces() {
+    for (int32_t e = 0; e < scenario_.edges; e++) {
+        const Edge& edge = loop_->state().edges[e];
+        if (edges_[e]->hostile || !edge.serving()) continue;
+        uint64_t parts = traces_[e].of(TraceKind::part);
+        std::string why = traces_[e].check(edge);
+        coverage_.traced += traces_[e].of(TraceKind::part) - parts;
+        if (!why.empty()) return why;
+    }
+    return "";
 }
 
 // A cancel works within one step, whatever state it meets.

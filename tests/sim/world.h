@@ -16,6 +16,7 @@
 #include "hash_model.h"
 #include "scenario.h"
 #include "sim_edge.h"
+#include "trace_check.h"
 
 namespace sublimate::sim {
 
@@ -31,7 +32,7 @@ struct Coverage {
     uint64_t cancelled_queue = 0, cancelled_prefill = 0, cancelled_decode = 0, stale = 0;
     uint64_t refused = 0, failed = 0, mask_waits = 0, ring_full = 0, lost_edges = 0;
     uint64_t edge_deaths = 0, engine_deaths = 0, hostile = 0, drained = 0;
-    uint64_t drafted = 0, accepted_drafts = 0, freed = 0, triggered = 0;
+    uint64_t drafted = 0, accepted_drafts = 0, freed = 0, triggered = 0, traced = 0;
 };
 
 class World {
@@ -66,6 +67,7 @@ private:
     std::string check_masks() const;
     std::string check_progress();
     std::string check_lost();
+    std::string check_traces();
     std::string read_edges(bool all);
     std::string drain();
     std::string check_idle();
@@ -94,6 +96,7 @@ private:
     std::optional<HashModel> model_;
     std::optional<SimLoop> loop_;
     std::unique_ptr<SimEdge> edges_[EDGES_SIMULATED];
+    TraceCheck traces_[EDGES_SIMULATED];
     int32_t ring_full_left_[EDGES_SIMULATED] = {}; // iterations until the edge reads again
     Progress progress_[SEQUENCES_SIMULATED_MAX + QUEUE_SIMULATED_MAX];
     RequestSpec spec_;

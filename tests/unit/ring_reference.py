@@ -24,6 +24,9 @@ PAGE_BYTES = 4096
 SUBMISSION_TAIL, TOKEN_HEAD, EDGE_SLEEPING = 128, 256, 384
 SUBMISSION_HEAD, TOKEN_TAIL, ENGINE_SLEEPING = 512, 640, 768
 HEARTBEAT, STATS = 896, 1024
+TRACE_UNTIL, TRACE_HEAD = 1280, 1408
+TRACE_RECORD = struct.Struct("<q14i")
+TRACE_RECORD_BYTES = 64
 
 ADMITTED, TOKEN, FINISHED = 1, 2, 4
 STOP_TOKEN, BUDGET, CANCELLED, REFUSED, FAILED, SCORED = 1, 2, 3, 4, 5, 6
@@ -43,6 +46,7 @@ def layout(vocabulary: int) -> dict[str, int]:
         "tokens": LIMITS["TOKEN_RING_WORDS"] * 4,
         "masks": LIMITS["MASK_SLOTS"] * (align_up(vocabulary, 32) // 32) * 4,
         "slots": sum(w * n for w, n in zip(SLOT_WORDS, SLOT_COUNTS, strict=True)) * 4,
+        "trace": LIMITS["TRACE_RECORDS"] * TRACE_RECORD_BYTES,
     }
     places: dict[str, int] = {}
     at = 0
@@ -110,6 +114,13 @@ class LoopTwin:
 
     def write_u32(self, offset: int, value: int) -> None:
         struct.pack_into("<I", self.map, offset, value)
+
+    def trace(self, *words: int) -> None:
+        """One trace record: time, kind, slot, generation, arguments."""
+        head = self.read_u64(TRACE_HEAD)
+        place = self.at["trace"] + head % LIMITS["TRACE_RECORDS"] * TRACE_RECORD_BYTES
+        TRACE_RECORD.pack_into(self.map, place, *words, *[0] * (15 - len(words)))
+        self.write_u64(TRACE_HEAD, head + 1)
 
     def submission_pop(self) -> int | None:
         """The next slot, or None."""

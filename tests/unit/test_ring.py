@@ -109,7 +109,7 @@ def damaged(offset: int, value: int) -> tuple[int, int, int]:
     ("offset", "value", "why"),
     [
         (0, 0, "not a region"),
-        (4, 3, "another version"),
+        (4, 2, "another version"),
         (8, 0, "out of range"),
         (8, LIMITS["VOCABULARY_MAX"] + 1, "out of range"),
         (8, 0xFFFFFFFF, "out of range"),
