@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients proto lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire proto lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -73,6 +73,11 @@ test-clients: build
 	node $(CLIENT)/node_modules/@anthropic-ai/claude-code/install.cjs
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 	  $(PYTEST) -m clients $(CLIENT) $(ARGS)
+
+# The tests of the Messages API once more, with their streams in binary frames.
+STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
+test-wire: build
+	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
 
 # Python modules of proto/, which are committed: a test says when they are out of date.
 proto: .venv/stamp-environment

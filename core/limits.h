@@ -64,6 +64,8 @@ constexpr int32_t TOKEN_BYTES_MAX = 1024; // bytes of one vocabulary entry
 constexpr int32_t MARKERS_MAX = 8;        // openings of a block format
 constexpr int32_t MARKER_BYTES_MAX = 64;
 constexpr int32_t TOOL_NAME_BYTES_MAX = 128;
+constexpr int32_t FRAME_BYTES_MAX =
+    1 << 20;                           // of a binary frame, less its length: what a reader holds
 constexpr int32_t CALL_DEPTH_MAX = 48; // of a call's JSON: less than a client may send back
 
 // ---- files ----------------------------------------------------------------------------------
@@ -102,6 +104,7 @@ static_assert(STEP_ROWS_MAX >= 2 * SEQUENCES_MAX, "a full decode batch leaves ro
 static_assert(PAGE_TOKENS * 2 == CACHE_LINE_BYTES,
               "one bf16 key channel of a page is one cache line");
 static_assert(CONTEXT_TOKENS_MAX % PAGE_TOKENS == 0);
+static_assert(FRAME_BYTES_MAX > 2 * TOKEN_BYTES_MAX, "the text of a token fits one frame");
 // The worst record (every running request reports every alternative) fits the ring many times over.
 static_assert((STEP_HEADER_WORDS + SEQUENCES_MAX * TOKEN_ROW_WORDS_MAX) * 8 <= TOKEN_RING_WORDS);
 

@@ -1,4 +1,5 @@
-// Python's view of a BlockFormat. See _core.pyi for the contract.
+// Python's view of a BlockFormat, and of the frames that the edge says itself. See _core.pyi for
+// the contract.
 //
 // defines: bind_blocks
 #include <nanobind/nanobind.h>
@@ -11,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "../limits.h"
 #include "../text/blocks.h"
+#include "../text/frames.h"
 #include "../text/text_stream.h"
 #include "bindings.h"
 
@@ -56,6 +59,22 @@ void make_format(BlockFormat* place, std::vector<std::string> tool_names,
     new (place) BlockFormat(std::move(format));
 }
 
+nb::bytes ping_frame() {
+    std::string frame;
+    FrameWriter().ping(frame);
+    return nb::bytes(frame.data(), frame.size());
+}
+
+nb::bytes error_frame(std::string_view type, std::string_view message, std::string_view request_id,
+                      std::string_view error_code) {
+    constexpr size_t TEXT_BYTES_MAX = size_t{limits::FRAME_BYTES_MAX} / 2;
+    if (type.size() + message.size() + request_id.size() + error_code.size() > TEXT_BYTES_MAX)
+        throw nb::value_error("the texts of an error are too long for a frame");
+    std::string frame;
+    FrameWriter().error(type, message, request_id, error_code, frame);
+    return nb::bytes(frame.data(), frame.size());
+}
+
 } // namespace
 
 void bind_blocks(nb::module_& m) {
@@ -68,6 +87,8 @@ void bind_blocks(nb::module_& m) {
              "omit_thinking"_a = false, "begins_in"_a = "",
              "marker_tokens"_a = std::vector<std::pair<int32_t, std::string>>());
     m.def("tool_id", &tool_id, "message_id"_a, "call"_a);
+    m.def("ping_frame", &ping_frame);
+    m.def("error_frame", &error_frame, "type"_a, "message"_a, "request_id"_a, "error_code"_a = "");
 }
 
 } // namespace sublimate

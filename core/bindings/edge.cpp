@@ -333,7 +333,8 @@ StreamFormat format_named(std::string_view name) {
     if (name == "text") return StreamFormat::text;
     if (name == "raw") return StreamFormat::raw;
     if (name == "blocks") return StreamFormat::blocks;
-    throw nb::value_error("format is one of sse, text, raw, blocks");
+    if (name == "frames") return StreamFormat::frames;
+    throw nb::value_error("format is one of sse, frames, text, raw, blocks");
 }
 
 // The view keeps the Region's Python object alive, and with it the mapping.

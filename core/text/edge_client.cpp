@@ -158,8 +158,8 @@ void EdgeClient::Stream::tell(StreamEvent& event) {
     event.logprobs = logprobs;
     event.logprob_pairs = logprob_pairs;
     if (!shows_text()) return;
-    (format == StreamFormat::sse ? event.data : event.text) = text.collect();
-    if (format != StreamFormat::sse) event.pieces = text.pieces();
+    (is_framed(format) ? event.data : event.text) = text.collect();
+    if (!is_framed(format)) event.pieces = text.pieces();
     event.thinking_tokens = static_cast<int32_t>(text.usage().thinking_tokens);
     event.stop_index = text.stop_index();
     if (event.stop_index >= 0) event.stop_string = text.stop_string();
@@ -290,7 +290,7 @@ EdgeClient::Stream* EdgeClient::running(int32_t slot, int32_t generation) const 
 // ---- lent sockets ------------------------------------------------------------------------------
 bool EdgeClient::lend(int32_t slot, int32_t generation, int socket) {
     Stream* stream = running(slot, generation);
-    if (stream == nullptr || stream->format != StreamFormat::sse || socket < 0) return false;
+    if (stream == nullptr || !is_framed(stream->format) || socket < 0) return false;
     stream->socket = socket;
     return true;
 }

@@ -77,7 +77,7 @@ struct StreamEvent {
     uint64_t encoded_ns = 0;     // data and text were ready
     // The first bytes after the first token went to a lent socket; 0: not to one.
     uint64_t first_sent_ns = 0;
-    std::string_view data; // sse: whole frames, or what of them a lent socket did not take
+    std::string_view data; // framed: whole frames, or what of them a lent socket did not take
     std::string_view text; // text, without a block format: everything, when finished
     std::span<const StreamPiece> pieces; // blocks: of this poll; text: of everything, likewise
     std::string_view stop_string;
@@ -95,7 +95,7 @@ struct StreamRequest {
     std::string_view message_id;
     std::string_view model;
     int64_t input_tokens = 0; // for usage; 0: the prompt length of the record
-    bool chunked = false;     // sse: the frames of a poll are one HTTP/1.1 chunk
+    bool chunked = false;     // framed: the frames of a poll are one HTTP/1.1 chunk
     std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is one text
 };
 
@@ -131,10 +131,10 @@ public:
     // Idempotent; unknown, late or finished ones are no-ops. The finished event still comes.
     void cancel(int32_t slot, int32_t generation);
 
-    // Lends the connected, non-blocking socket of an sse stream: from now on poll writes its frames
-    // there itself, and only what the caller must know becomes an event. Ends with unlend, cancel,
-    // the end of the stream, or a write that did not take everything, whose rest is the event's
-    // data. The end of a stream is always the caller's to write. The lender does not write
+    // Lends the connected, non-blocking socket of a framed stream: from now on poll writes its
+    // frames there itself, and only what the caller must know becomes an event. Ends with unlend,
+    // cancel, the end of the stream, or a write that did not take everything, whose rest is the
+    // event's data. The end of a stream is always the caller's to write. The lender does not write
     // meanwhile, and unlends before it closes. False: no such stream runs.
     bool lend(int32_t slot, int32_t generation, int socket);
     void unlend(int32_t slot, int32_t generation); // idempotent

@@ -1,13 +1,13 @@
 // From token ids to bytes ready to send: detokenise -> take apart into blocks -> stop strings ->
-// JSON escape -> SSE frames. One TextStream per request, fed once per step with the tokens of that
-// step. Starts from output ids only: it never sees prompt bytes.
+// events, as SSE with escaped JSON or as binary frames. One TextStream per request, fed once per
+// step with the tokens of that step. Starts from output ids only: it never sees prompt bytes.
 //
 // Python twins with the same names are in tests/unit/text_reference.py and
 // tests/unit/block_reference.py.
 //
 // defines: Vocabulary, Utf8Assembler, JsonScanner, BlockSplitter, StopMatcher, Signer, json_escape,
-// SseWriter, TextStream, EdgeClient, each in its own header, in the order in which a token meets
-// them (EdgeClient drives all of them from the rings)
+// EventWriter, SseWriter, FrameWriter, TextStream, EdgeClient, each in its own header, in the order
+// in which a token meets them (EdgeClient drives all of them from the rings)
 #pragma once
 
 #include "vocabulary.h" // id -> bytes
@@ -24,7 +24,11 @@
 
 #include "json.h" // text -> inside of a JSON string
 
-#include "sse.h" // frames
+#include "events.h" // what a stream says
+
+#include "sse.h" // as server-sent events
+
+#include "frames.h" // as binary frames
 
 #include "text_stream.h" // all of the above for one request
 

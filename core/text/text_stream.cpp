@@ -6,6 +6,8 @@
 #include <iterator>
 
 #include "../check.h"
+#include "frames.h"
+#include "sse.h"
 
 namespace sublimate {
 
@@ -117,6 +119,14 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
     return matcher_.set(settings.stop_strings);
 }
 
+const EventWriter& TextStream::writer() const {
+    static constexpr SseWriter SSE;
+    static constexpr FrameWriter FRAMES;
+    CHECK_BECAUSE(frames(), "other formats have no events");
+    if (format_ == StreamFormat::sse) return SSE;
+    return FRAMES;
+}
+
 void TextStream::forget_pieces() {
     written_.clear();
     piece_bytes_.clear();
@@ -127,7 +137,7 @@ void TextStream::admit(int64_t cached_tokens) {
     admitted_ = true;
     usage_.cache_read_input_tokens = cached_tokens;
     usage_.input_tokens = std::max<int64_t>(input_tokens_ - cached_tokens, 0);
-    if (frames()) SseWriter(frames_).message_start(message_id_, model_, usage_);
+    if (frames()) writer().message_start(message_id_, model_, usage_, frames_);
 }
 
 // Looks for stop strings in what was appended to text_ from `at` on.
@@ -233,11 +243,12 @@ void TextStream::open_block(BlockKind kind, std::string_view name) {
         return;
     }
     head_.clear();
-    SseWriter writer(frames_), head(head_);
-    if (kind == BlockKind::text) writer.text_start(index_), head.text_head(index_);
-    if (kind == BlockKind::thinking) writer.thinking_start(index_), head.thinking_head(index_);
+    const EventWriter& to = writer();
+    if (kind == BlockKind::text) to.text_start(index_, frames_), to.text_head(index_, head_);
+    if (kind == BlockKind::thinking)
+        to.thinking_start(index_, frames_), to.thinking_head(index_, head_);
     if (kind == BlockKind::tool_use)
-        writer.tool_start(index_, id, name), head.arguments_head(index_);
+        to.tool_start(index_, id, name, frames_), to.arguments_head(index_, head_);
 }
 
 // Shows the first `bytes` of text_; opens the block with its first content.
@@ -248,7 +259,7 @@ void TextStream::write_content(size_t bytes) {
     std::string_view text = std::string_view(text_).substr(0, bytes);
     CHECK_BECAUSE(block_ != BlockKind::none, "content belongs to a block");
     if (frames())
-        SseWriter(frames_).delta(head_, text);
+        writer().delta(head_, text, frames_);
     else
         add_piece(piece_kind(block_), text);
     text_.erase(0, bytes);
@@ -272,13 +283,12 @@ void TextStream::close_block() {
 }
 
 void TextStream::write_stop(std::string_view signature) {
-    SseWriter writer(frames_), head(head_);
     if (!signature.empty()) {
         head_.clear();
-        head.signature_head(index_);
-        writer.delta(head_, signature);
+        writer().signature_head(index_, head_);
+        writer().delta(head_, signature, frames_);
     }
-    writer.block_stop(index_);
+    writer().block_stop(index_, frames_);
 }
 
 void TextStream::add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id) {
@@ -311,10 +321,9 @@ void TextStream::write_end() {
     if (!frames()) return;
     std::string_view stop;
     if (stop_index_ >= 0) stop = stop_string();
-    SseWriter writer(frames_);
-    writer.message_delta(stop_reason_name(reason_), stop_index_ >= 0 ? &stop : nullptr, usage_,
-                         blocks_ != nullptr);
-    writer.message_stop();
+    writer().message_delta(stop_reason_name(reason_), stop_index_ >= 0 ? &stop : nullptr, usage_,
+                           blocks_ != nullptr, frames_);
+    writer().message_stop(frames_);
 }
 
 std::string_view TextStream::collect() {

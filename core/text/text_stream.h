@@ -1,7 +1,7 @@
 // The text path of one request: tokens of a step in, bytes ready to send out.
 //
-// defines: StreamFormat, StopReason, stop_reason_name, StreamPiece, tool_id, TextSettings,
-// TextStream
+// defines: StreamFormat, is_framed, StopReason, stop_reason_name, StreamPiece, tool_id,
+// TextSettings, TextStream
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,23 @@
 #include <vector>
 
 #include "blocks.h"
+#include "events.h"
 #include "signature.h"
-#include "sse.h"
 #include "stop_strings.h"
 #include "utf8.h"
 #include "vocabulary.h"
 
 namespace sublimate {
 
-// sse: Messages API frames. text: all at the end, as one text, or as whole blocks if there is a
-// block format. raw: token ids, no text (not a matter of TextStream). blocks: pieces of blocks, for
-// who frames them himself.
-enum class StreamFormat : int32_t { sse = 0, text = 1, raw = 2, blocks = 3 };
+// sse, frames: the Messages API's stream, as server-sent events or as binary frames. text: all at
+// the end, as one text, or as whole blocks if there is a block format. raw: token ids, no text (not
+// a matter of TextStream). blocks: pieces of blocks, for who frames them himself.
+enum class StreamFormat : int32_t { sse = 0, text = 1, raw = 2, blocks = 3, frames = 4 };
+
+// Whether an answer in this format is bytes ready to send.
+constexpr bool is_framed(StreamFormat format) {
+    return format == StreamFormat::sse || format == StreamFormat::frames;
+}
 
 enum class StopReason : int32_t {
     none = 0, // still running
@@ -59,7 +64,7 @@ struct TextSettings {
     std::string_view message_id;
     std::string_view model;
     int64_t input_tokens = 0; // of the prompt, cached ones included
-    bool chunked = false;     // sse: what collect returns is one chunk of an HTTP/1.1 body
+    bool chunked = false;     // framed: what collect returns is one chunk of an HTTP/1.1 body
     std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is text
     const Signer* signer = nullptr;                      // of thinking; null: one without a key
 };
@@ -77,7 +82,8 @@ public:
         frames_.clear();
         if (format_ == StreamFormat::blocks) forget_pieces();
     }
-    // The request runs; `cached_tokens` of its prompt need no computing. For sse the stream opens.
+    // The request runs; `cached_tokens` of its prompt need no computing. If it is framed the
+    // stream opens.
     void admit(int64_t cached_tokens);
     // One sampled token of the answer. False: it completed a stop string, and the stream has ended:
     // neither it nor anything of the match is shown, the token is billed, later ones are not.
@@ -85,12 +91,12 @@ public:
     // A token that is billed and shows nothing: the stop token.
     void count_token() { usage_.output_tokens++; }
     // The loop ended the request. With end_turn and max_tokens what was held back is shown, unless
-    // that completes a stop string. With failed and refused an sse stream shows what is certain,
+    // that completes a stop string. With failed and refused a framed stream shows what is certain,
     // and its caller writes the error; with cancelled, nothing at all. No effect on a stream that
     // has ended.
     void finish(StopReason reason);
-    // Closes the poll, once. sse: whole frames, with at most one delta per block. text: the whole
-    // text once ended, else empty. Valid until the next begin, start or trim.
+    // Closes the poll, once. Framed: whole frames, with at most one delta per block. text: the
+    // whole text once ended, else empty. Valid until the next begin, start or trim.
     std::string_view collect();
     // blocks: of this poll. text, with a block format: of the whole answer, once ended. Valid as
     // what collect returned.
@@ -115,7 +121,8 @@ private:
     void write_stop(std::string_view signature);
     void write_end();
     void forget_pieces();
-    bool frames() const { return format_ == StreamFormat::sse; }
+    bool frames() const { return is_framed(format_); }
+    const EventWriter& writer() const;
     void add_piece(StreamPiece::Kind kind, std::string_view text, std::string_view id = {});
 
     struct Piece {

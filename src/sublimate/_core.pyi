@@ -205,6 +205,13 @@ class BlockFormat:
 def tool_id(message_id: str, call: int) -> str:
     """Id of the call with this number, from 0, in a message."""
 
+def ping_frame() -> bytes:
+    """A ping as a binary frame (proto/sublimate/v1/frames.proto)."""
+
+def error_frame(type: str, message: str, request_id: str, error_code: str = "") -> bytes:
+    """An error event as a binary frame; without an error code if that is empty. Raises ValueError
+    if the texts are too long for a frame."""
+
 class StreamEvent:
     """What one poll has for one request. Fields are plain; `data` is ready to send. A request that
     has nothing to say (all its text is held back or accumulates) has no event."""
@@ -212,10 +219,10 @@ class StreamEvent:
     key: int
     """The caller's key from submit."""
     data: bytes
-    """format "sse": whole SSE frames to write now (may be empty), or what of them a lent socket did
-    not take. "raw": nothing."""
+    """format "sse" and "frames": whole frames to write now (may be empty), or what of them a lent
+    socket did not take. Others: nothing."""
     admitted: bool
-    """True once, on the event that carries the admission (for SSE, data then starts with
+    """True once, on the event that carries the admission (data then starts with
     message_start)."""
     finished: bool
     cached_tokens: int
@@ -297,21 +304,21 @@ class EdgeClient:
         chunked: bool = False,
         blocks: BlockFormat | None = None,
     ) -> None:
-        """Hands the record to the loop and stamps submitted_ns. format: "sse" (Messages API frames
-        made in C++), "blocks" (pieces), "text" (all at the end), "raw" (token ids, no text; the
-        only one for score requests). input_tokens is for usage, 0: the record's prompt length.
-        chunked: the frames of an event are one chunk of an HTTP/1.1 body. blocks: None, the answer
-        is one text. After submit the view must not be written. Raises ValueError, and keeps the
-        slot, if the slot is not held, the header does not fit it, the stop strings are too many,
-        too long or empty, or a block format is given for "raw"; CoreError if the engine broke the
-        ring."""
+        """Hands the record to the loop and stamps submitted_ns. format: "sse" and "frames" (the
+        Messages API's stream, as server-sent events or as binary frames), "blocks" (pieces),
+        "text" (all at the end), "raw" (token ids, no text; the only one for score requests).
+        input_tokens is for usage, 0: the record's prompt length. chunked: the frames of an event
+        are one chunk of an HTTP/1.1 body. blocks: None, the answer is one text. After submit the
+        view must not be written. Raises ValueError, and keeps the slot, if the slot is not held,
+        the header does not fit it, the stop strings are too many, too long or empty, or a block
+        format is given for "raw"; CoreError if the engine broke the ring."""
     def discard(self, slot: int, generation: int) -> None:
         """Gives an acquired slot back without submitting, or a scored one without reading. Raises
         ValueError if the slot is in no such state."""
     def cancel(self, slot: int, generation: int) -> None:
         """Idempotent; late or unknown generations are no-ops. The finished event still comes."""
     def lend(self, slot: int, generation: int, socket: int) -> bool:
-        """Lends the descriptor of an "sse" stream's connected socket: from now on poll writes its
+        """Lends the descriptor of a framed stream's connected socket: from now on poll writes its
         frames there itself, and only what the caller must know becomes an event. Ends with unlend,
         cancel, the end of the stream (always the caller's to write), or a write that did not take
         everything: the rest is the event's data. The lender does not write meanwhile, and unlends

@@ -1,7 +1,10 @@
 """Checks every stream that any HTTP client of the tests reads to its end, by the grammar of its
 API; a test cannot forget it. Streams that break off are an error of the transport and not checked.
 
-defines: GRAMMARS, check_body, watch_streams
+With SUBLIMATE_TEST_WIRE=frames all streams of the Messages API come as binary frames, and the tests
+see the same events as text: `make test-wire`.
+
+defines: GRAMMARS, check_body, watch_streams, ask_for_frames
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,12 +15,21 @@ import msgspec
 
 from grammar import check_stream
 from sublimate.api.routes import TABLE
+from sublimate.edge.coding import FRAMES_TYPE
+from sublimate.wire.frames import FrameDecoder, encode_sse
 
 Json = dict[str, Any]
 
 
 def check_messages(body: bytes) -> None:
     check_stream(body, may_fail=True)
+
+
+def check_frames(body: bytes) -> None:
+    decoder = FrameDecoder()
+    events = decoder.feed(body)
+    decoder.close()
+    check_messages(b"".join(map(encode_sse, events)))
 
 
 def _data_lines(body: bytes) -> list[bytes]:
@@ -87,6 +99,7 @@ Grammar = Callable[[bytes], None]
 # (path, content type) -> how its streams look.
 GRAMMARS: dict[tuple[str, str], Grammar] = {
     ("/v1/messages", "text/event-stream"): check_messages,
+    ("/v1/messages", FRAMES_TYPE): check_frames,
     ("/v1/chat/completions", "text/event-stream"): check_chunks,
     ("/v1/completions", "text/event-stream"): check_chunks,
     ("/v1/responses", "text/event-stream"): check_response_events,
@@ -98,8 +111,8 @@ GRAMMARS: dict[tuple[str, str], Grammar] = {
 def check_body(path: str, content_type: str, body: bytes) -> None:
     """Raises AssertionError. So does a stream without a grammar on a path of the server's own."""
     kind = content_type.partition(";")[0]
-    if kind in ("text/event-stream", "application/x-ndjson"):
-        grammar = GRAMMARS.get((path, kind))
+    grammar = GRAMMARS.get((path, kind))
+    if grammar or kind in ("text/event-stream", "application/x-ndjson"):
         assert grammar or path not in TABLE, f"{path} has streams and no grammar"
         if grammar:
             grammar(body)
@@ -128,6 +141,63 @@ class _Watched(httpx.SyncByteStream, httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class _Translated(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A stream of frames as server-sent events."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._decoder = stream, FrameDecoder()
+
+    def _told(self, piece: bytes) -> bytes:
+        return b"".join(map(encode_sse, self._decoder.feed(piece)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            yield self._told(piece)
+        self._decoder.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            yield self._told(piece)
+        self._decoder.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def ask_for_frames(patch: Any) -> None:
+    """From now on, all clients over httpx on the Messages API's path. Before watch_streams, which
+    then sees the text. patch: a pytest.MonkeyPatch."""
+    sync, awaited = (
+        httpx.HTTPTransport.handle_request,
+        httpx.AsyncHTTPTransport.handle_async_request,
+    )
+
+    def asking(request: httpx.Request) -> httpx.Request:
+        if request.url.path == "/v1/messages":
+            request.headers["accept"] = FRAMES_TYPE
+        return request
+
+    def told(response: httpx.Response) -> httpx.Response:
+        if response.headers.get("content-type") == FRAMES_TYPE:
+            response.headers["content-type"] = "text/event-stream; charset=utf-8"
+            response.stream = _Translated(response.stream)
+        return response
+
+    def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        return told(sync(self, asking(request)))
+
+    async def handle_async(
+        self: httpx.AsyncHTTPTransport, request: httpx.Request
+    ) -> httpx.Response:
+        return told(await awaited(self, asking(request)))
+
+    patch.setattr(httpx.HTTPTransport, "handle_request", handle)
+    patch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle_async)
 
 
 def watch_streams(patch: Any) -> None:

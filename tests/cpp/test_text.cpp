@@ -6,6 +6,7 @@
 
 #include "../../core/text/text.h"
 #include "expect.h"
+#include "frame_twin.h"
 #include "text_twin.h"
 
 static long allocations = 0;
@@ -173,10 +174,10 @@ static void test_text_stream_equals_its_twin() {
     }
 }
 
-static void test_stream_costs_no_allocation_per_token() {
+static void test_stream_costs_no_allocation_per_token(StreamFormat format) {
     Vocabulary vocabulary = vocabulary_of({" token", "\n\"", "\xF0\x9F", "\x98\xB8", "ST"});
     Strings stops = {"STOP", "STAY"};
-    TextSettings settings{StreamFormat::sse, stops, "msg_0123456789", "model", 3};
+    TextSettings settings{format, stops, "msg_0123456789", "model", 3};
     TextStream stream;
     long before = 0;
     for (int request = 0; request < 3; request++) {
@@ -191,10 +192,41 @@ static void test_stream_costs_no_allocation_per_token() {
         }
         stream.begin();
         stream.finish(StopReason::end_turn);
-        EXPECT(stream.collect().ends_with(
-            "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
+        std::string_view end = stream.collect();
+        EXPECT(format == StreamFormat::frames
+                   ? end.ends_with(std::string_view("\0\0\0\2\x32\0", 6))
+                   : end.ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
     }
     EXPECT_EQUAL(allocations - before, 0);
+}
+
+// The same tokens and polls in both formats; the twin reads the frames.
+static void test_frames_equal_their_twin() {
+    Random random(4);
+    Vocabulary vocabulary = vocabulary_of({" token", "\n\"", "\xF0\x9F", "\x98\xB8", "ST", ""});
+    Strings stops = {"STOP", "STAY"};
+    for (int round = 0; round < 500; round++) {
+        TextStream sse, frames;
+        TextSettings settings{StreamFormat::sse, stops, "msg_0123456789", "model", 300};
+        EXPECT(sse.start(settings, &vocabulary) == StopStatus::ok);
+        settings.format = StreamFormat::frames;
+        EXPECT(frames.start(settings, &vocabulary) == StopStatus::ok);
+        int32_t cached = random.below(300);
+        sse.admit(cached);
+        frames.admit(cached);
+        for (int32_t left = random.below(20); left >= 0; left--) {
+            int32_t token = random.below(vocabulary.size());
+            EXPECT(sse.push(token));
+            EXPECT(frames.push(token));
+            bool polled = random.below(2) == 0;
+            if (left == 0) sse.finish(StopReason::end_turn), frames.finish(StopReason::end_turn);
+            if (!polled && left > 0) continue;
+            EXPECT(sse_of_frames_slow(frames.collect()) == sse.collect());
+            sse.begin();
+            frames.begin();
+        }
+    }
+    EXPECT(sse_of_frames_slow(std::string_view("\0\0\0\2\x32\1", 6)) == "malformed");
 }
 
 static void test_a_very_long_answer_gives_its_memory_back() {
@@ -213,13 +245,16 @@ static void test_a_very_long_answer_gives_its_memory_back() {
 
 int main() {
     using namespace sublimate::test;
+    using sublimate::StreamFormat;
     test_utf8_equals_its_twin();
     test_stop_matcher_equals_its_twin();
     test_stop_matcher_limits();
     test_json_escape();
     test_vocabulary();
     test_text_stream_equals_its_twin();
-    test_stream_costs_no_allocation_per_token();
+    test_stream_costs_no_allocation_per_token(StreamFormat::sse);
+    test_stream_costs_no_allocation_per_token(StreamFormat::frames);
+    test_frames_equal_their_twin();
     test_a_very_long_answer_gives_its_memory_back();
     return test_result();
 }

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from fuzz import fuzz_request, fuzz_template
+from fuzz import fuzz_frames, fuzz_request, fuzz_template
 from sublimate.edge.errors import ApiError
 from sublimate.model.escape import Escape
 from sublimate.model.template import ChatTemplate
+from sublimate.wire.frames import FrameDecoder
 from tiny_model import CONTROL
 
 SECONDS = 4.0
@@ -23,6 +24,23 @@ def test_requests() -> None:
 def test_templates() -> None:
     outcomes = fuzz_template.run(SECONDS, SEED)
     assert outcomes.get("rendered", 0) > 0 and outcomes.get("refused at load", 0) > 0
+
+
+def test_frames() -> None:
+    outcomes = fuzz_frames.run(SECONDS / 2, SEED)
+    assert sum(outcomes.values()) > 1000
+    reached = {"", "MalformedFrameError", "FrameTooLargeError", "TruncatedStreamError"}
+    assert reached <= set(outcomes)
+
+
+def test_a_planted_fault_in_the_frame_reader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = FrameDecoder.feed
+    # A frame that comes in two pieces is lost.
+    monkeypatch.setattr(
+        FrameDecoder, "feed", lambda self, data: feed(self, data) if len(data) > 20 else []
+    )
+    with pytest.raises(AssertionError, match="pieces"):
+        fuzz_frames.run(60, SEED, 1000)
 
 
 def test_a_seed_repeats() -> None:

@@ -32,8 +32,8 @@ class Wire:
         self.errors: list[ApiError] = []
         self._broken = broken
 
-    def start_stream(self, headers: Any, data: bytes) -> bool:
-        del headers
+    def start_stream(self, headers: Any, data: bytes, content_type: str) -> bool:
+        del headers, content_type
         self.streaming = True
         return self.write(data)
 

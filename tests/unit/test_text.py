@@ -32,6 +32,7 @@ class Stream:
         client: _core.EdgeClient | None = None,
         blocks: _core.BlockFormat | None = None,
         key: bytes = b"key",
+        chunked: bool = False,
     ) -> None:
         self.loop = ring.LoopTwin(REGION)
         vocabulary = _core.Vocabulary(tokens)
@@ -42,7 +43,7 @@ class Stream:
         self.fields(view, prompt_length=PROMPT_TOKENS, token_budget=2048, logprobs=-1, mask_slot=-1)
         self.client.submit(
             self.slot, self.generation, 7, format=form, stop_strings=stops, message_id='m"1',
-            model="a\\b\n", input_tokens=PROMPT_TOKENS, blocks=blocks,
+            model="a\\b\n", input_tokens=PROMPT_TOKENS, blocks=blocks, chunked=chunked,
         )  # fmt: skip
         assert self.loop.submission_pop() == self.slot
         self.data = b""

@@ -1,11 +1,13 @@
-"""Content codings: gzip of whole answers, and of request bodies where that is switched on.
+"""How what is sent is written: gzip of whole answers, and of request bodies where that is switched
+on; whether a client wants its stream in binary frames.
 
-defines: accepts_gzip, pays, compress, GzipBody
+defines: accepts_gzip, FRAMES_TYPE, accepts_frames, pays, compress, GzipBody
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 
 from . import limits
@@ -13,6 +15,8 @@ from .errors import ApiError
 
 GZIP_WINDOW_BITS = 31
 """zlib's way to say: a gzip header and trailer."""
+WEIGHT = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+"""RFC 9110, section 12.4.2."""
 LEVEL = 1
 """The least work: what is sent here is text, and the processor is the model's."""
 
@@ -26,6 +30,26 @@ def accepts_gzip(field: str) -> bool:
             weight = parameters.replace(" ", "").partition("q=")[2] or "1"
             accepted = weight.strip("0.") != ""
     return accepted
+
+
+FRAMES_TYPE = "application/octet-stream"
+EVENTS_TYPES = ("text/event-stream", "text/*", "*/*")
+"""What stands for server-sent events, the most specific first."""
+
+
+def accepts_frames(field: str) -> bool:
+    """By an Accept field: frames are named, and wanted no less than server-sent events are. A
+    wildcard names nothing: who does not know of frames gets none."""
+    if FRAMES_TYPE not in field.lower():
+        return False
+    weights: dict[str, float] = {}
+    for part in field.lower().split(","):
+        name, *parameters = part.replace(" ", "").replace("\t", "").split(";")
+        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        is_weight = WEIGHT.fullmatch(weight) is not None
+        weights[name] = float(weight) if is_weight else 0.0
+    of_events = next((weights[name] for name in EVENTS_TYPES if name in weights), 0.0)
+    return 0.0 < weights.get(FRAMES_TYPE, 0.0) >= of_events
 
 
 def compress(body: bytes) -> bytes:

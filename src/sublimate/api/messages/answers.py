@@ -1,7 +1,7 @@
 """Answers of the Messages API, as a stream or whole, with what only it tells: where a prompt left
 the cached one, what was cleared of it, and that the context's end was met.
 
-defines: StreamedMessage, CollectedMessage, usage
+defines: Amendment, StreamedMessage, CollectedMessage, usage
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from ... import _core
 from ...edge.blocks import fold_pieces
-from ...edge.exchange import Exchange, Header
+from ...edge.exchange import EVENT_STREAM, Header
 from ...edge.stream import COMPLETE, Answer
 from .read import MessagesGeneration
 
@@ -59,15 +59,18 @@ def stop_reason(generation: MessagesGeneration, event: _core.StreamEvent) -> str
     return event.stop_reason
 
 
-def amended(exchange: Exchange, data: bytes, old: bytes, new: bytes) -> bytes:
-    """Frames as they go out, with one field of theirs another. Text in frames is escaped, so it
-    never reads like a field."""
-    if not exchange.chunked:
-        return data.replace(old, new, 1)
-    head, _, frames = data.partition(b"\r\n")
-    if int(head, 16) + 2 != len(frames):
-        raise ValueError("one chunk was expected")
-    return exchange.framed(frames[:-2].replace(old, new, 1))
+class Amendment(msgspec.Struct, frozen=True):
+    """What the Messages API tells of an event and the core does not know."""
+
+    diagnostics: dict[str, Any] | None = None
+    """Of message_start."""
+    is_window_exceeded: bool = False
+    """The stop reason of message_delta is not max_tokens but this."""
+    context_management: dict[str, Any] | None = None
+    """Of message_delta."""
+
+
+NOTHING = Amendment()
 
 
 class StreamedMessage(Answer):
@@ -75,6 +78,8 @@ class StreamedMessage(Answer):
     as long as it takes them at once; pings are made here."""
 
     format = "sse"
+    content_type = EVENT_STREAM
+    ping = PING
 
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
         if data := self._shown(event):
@@ -82,22 +87,41 @@ class StreamedMessage(Answer):
 
     def _shown(self, event: _core.StreamEvent) -> bytes:
         """Frames of an event as they go out."""
-        data, generation = event.data, self.generation
-        if not data or not isinstance(generation, MessagesGeneration):
+        data = event.data
+        amendment = self._amendment(event) if data else NOTHING
+        if amendment == NOTHING:
             return data
+        if not self.exchange.chunked:
+            return self._amended(data, amendment)
+        head, _, frames = data.partition(b"\r\n")
+        if int(head, 16) + 2 != len(frames):
+            raise ValueError("one chunk was expected")
+        return self.exchange.framed(self._amended(frames[:-2], amendment))
+
+    def _amendment(self, event: _core.StreamEvent) -> Amendment:
+        generation = self.generation
+        if not isinstance(generation, MessagesGeneration):
+            return NOTHING
         found = None
         if event.admitted:
             found = diagnostics(generation, self.prompt_tokens, self.cached_tokens)
-        if found is not None:
-            told = b'"diagnostics":' + msgspec.json.encode(found)
-            data = amended(self.exchange, data, NO_DIAGNOSTICS, told)
-        if event.finished and stop_reason(generation, event) == WINDOW_EXCEEDED:
+        if not event.finished:
+            return Amendment(found)
+        is_exceeded = stop_reason(generation, event) == WINDOW_EXCEEDED
+        return Amendment(found, is_exceeded, context_management(generation))
+
+    def _amended(self, frames: bytes, amendment: Amendment) -> bytes:
+        """Text in frames is escaped, so it never reads like a field."""
+        if amendment.diagnostics is not None:
+            told = b'"diagnostics":' + msgspec.json.encode(amendment.diagnostics)
+            frames = frames.replace(NO_DIAGNOSTICS, told, 1)
+        if amendment.is_window_exceeded:
             told = b'"stop_reason":"' + WINDOW_EXCEEDED.encode() + b'"'
-            data = amended(self.exchange, data, MAX_TOKENS, told)
-        if event.finished and (edits := context_management(generation)) is not None:
+            frames = frames.replace(MAX_TOKENS, told, 1)
+        if (edits := amendment.context_management) is not None:
             told = b'},"context_management":' + msgspec.json.encode(edits) + b',"usage":'
-            data = amended(self.exchange, data, END_USAGE, told)
-        return data
+            frames = frames.replace(END_USAGE, told, 1)
+        return frames
 
     def _write(self, data: bytes, now_seconds: float) -> None:
         """With the head of the answer before the first bytes: these come at admission, or as a
@@ -106,7 +130,7 @@ class StreamedMessage(Answer):
         if exchange.streaming:
             is_sent = exchange.write(data)
         else:
-            is_sent = exchange.start_stream(self._headers(), data)
+            is_sent = exchange.start_stream(self._headers(), data, self.content_type)
         self._last_seconds = now_seconds
         # From the first token on: that one is to be seen here.
         if is_sent and self.output_tokens and self._engine and self._ticket:
@@ -116,7 +140,7 @@ class StreamedMessage(Answer):
         exchange = self.exchange
         if event.stop_reason in COMPLETE:
             if not exchange.streaming:
-                exchange.start_stream(self._headers(), b"")
+                exchange.start_stream(self._headers(), b"", self.content_type)
             exchange.finish(self._shown(event))
         else:
             if data := self._shown(event):
@@ -130,7 +154,7 @@ class StreamedMessage(Answer):
         if now_seconds - max(self._last_seconds, sent_seconds) < self._ping_seconds:
             return
         self._engine.unlend_socket(self._ticket)
-        self._write(self.exchange.framed(PING), now_seconds)
+        self._write(self.exchange.framed(self.ping), now_seconds)
         self._metrics.pings += 1
 
 

@@ -12,11 +12,13 @@ import msgspec
 
 from ... import _core
 from ...edge import limits
+from ...edge.coding import accepts_frames
 from ...edge.exchange import Exchange
 from ...edge.generate import generate, prepared
 from ...edge.generation import Prompt, Surface
 from .answers import CollectedMessage, StreamedMessage
 from .fingerprints import fingerprints_of
+from .framed import FramedMessage
 from .read import MessagesGeneration, read_count, read_message
 
 if TYPE_CHECKING:
@@ -35,9 +37,14 @@ def _begun(server: EdgeServer, answer: Answer) -> None:
         known.remember(answer.exchange.tenant_key, answer.message_id, entry)
 
 
-MESSAGES = Surface(
-    read=read_message, streamed=StreamedMessage, collected=CollectedMessage, begun=_begun
-)
+def _streamed(exchange: Exchange, *arguments: Any, **named: Any) -> StreamedMessage:
+    """In frames for a client that asks for them."""
+    is_framed = accepts_frames(exchange.request.field(b"accept"))
+    kind = FramedMessage if is_framed else StreamedMessage
+    return kind(exchange, *arguments, **named)
+
+
+MESSAGES = Surface(read=read_message, streamed=_streamed, collected=CollectedMessage, begun=_begun)
 
 
 def create_message(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
