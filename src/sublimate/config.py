@@ -31,6 +31,7 @@ PORT_MAX = 65535
 ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
 DEFAULT_TLS_PORT = 8443
+DEFAULT_LEGACY_PORT = 8090
 QUEUE_DEFAULT = 256
 BATCH_CONCURRENCY_MAX = 64
 DRAIN_SECONDS_MAX = 86_400
@@ -237,6 +238,17 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
     tls_port: Annotated[
         int, Meta(ge=0, le=PORT_MAX, description="Port of HTTPS; 0 takes a free one.")
     ] = DEFAULT_TLS_PORT
+    legacy_layer: Annotated[
+        bool,
+        Meta(
+            description="Add the layer that this server does without, to compare with: negotiate, "
+            "a 302, a scheduler behind Redis (docs/legacy-layer.md)."
+        ),
+    ] = False
+    legacy_port: Annotated[
+        int,
+        Meta(ge=0, le=PORT_MAX, description="Port that its 302 points to; 0 takes a free one."),
+    ] = DEFAULT_LEGACY_PORT
     stay: Annotated[
         bool,
         Meta(description="If the engine cannot start, keep answering 503 with the reason."),
@@ -346,7 +358,7 @@ def _collect_fields() -> dict[str, Field]:
 FIELDS: dict[str, Field] = _collect_fields()
 PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
 # Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
-OTHER_VARIABLES = ("SUBLIMATE_CONFIG", "SUBLIMATE_HTTP_", "SUBLIMATE_PARENT")
+OTHER_VARIABLES = ("SUBLIMATE_CONFIG", "SUBLIMATE_HTTP_", "SUBLIMATE_LEGACY_", "SUBLIMATE_PARENT")
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -210,6 +210,14 @@ def test_its_descriptors_are_closed(network: DelayNetwork) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_it_is_used_within_its_block(network: DelayNetwork) -> None:
+    with pytest.raises(RuntimeError, match="once"):
+        network.__enter__()
+    for use in (DelayNetwork().change, DelayNetwork().server().__enter__):
+        with pytest.raises(RuntimeError, match="not there"):
+            use()
+
+
 @pytest.mark.parametrize("wrong", [{"round_trip_ms": -1}, {"loss": 1.0}, {"rate_mbit": -1.0}])
 def test_values_that_make_no_network_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="round trip"):

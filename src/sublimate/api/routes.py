@@ -1,6 +1,6 @@
 """The paths of all surfaces.
 
-defines: TABLE, SHAPES, begin, ROUTES
+defines: TABLE, SHAPES, SINKS, begin, ROUTES
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
-from ..edge.routes import Methods, Routes
+from ..edge.routes import Handler, Methods, Routes, SinkMaker
 from . import models, openapi, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import resume
@@ -73,6 +73,7 @@ SHAPES = {
     "/api/": OLLAMA_ERRORS,
 }
 """How errors look at paths that begin so; the first that fits."""
+SINKS: dict[Handler, SinkMaker] = {files.create: upload.Upload}
 
 
 def begin(server: EdgeServer) -> None:
@@ -81,4 +82,4 @@ def begin(server: EdgeServer) -> None:
     resume(server)
 
 
-ROUTES = Routes(TABLE, SHAPES, begin, {files.create: upload.Upload})
+ROUTES = Routes(TABLE, SHAPES, begin, SINKS)

@@ -96,6 +96,8 @@ class DelayNetwork:
         self.to_server = Traffic()
 
     def __enter__(self) -> Self:
+        if self._forwarder is not None:
+            raise RuntimeError("a network is entered once")
         tunnels: list[int] = []
         try:
             for side, address in (("server", SERVER_ADDRESS), ("client", CLIENT_ADDRESS)):
@@ -152,14 +154,19 @@ class DelayNetwork:
     @contextlib.contextmanager
     def server(self) -> Generator[None]:
         """This thread is on the server's side."""
-        with _inside(self._namespaces["server"]):
+        with self._side("server"):
             yield
 
     @contextlib.contextmanager
     def client(self) -> Generator[None]:
         """This thread is on the client's side."""
-        with _inside(self._namespaces["client"]):
+        with self._side("client"):
             yield
+
+    def _side(self, name: str) -> contextlib.AbstractContextManager[None]:
+        if name not in self._namespaces:
+            raise RuntimeError("the network is not there")
+        return _inside(self._namespaces[name])
 
     def _close(self) -> None:
         forwarder, self._forwarder = self._forwarder, None

@@ -36,6 +36,8 @@ def _option(name: str, *extra: str) -> Any:
 Model = Annotated[str | None, _option("model", "-m")]
 Host = Annotated[str | None, _option("host")]
 Port = Annotated[int | None, _option("port", "-p")]
+LegacyLayer = Annotated[bool | None, _option("legacy_layer")]
+LegacyPort = Annotated[int | None, _option("legacy_port")]
 Stay = Annotated[bool | None, _option("stay")]
 WatchdogSeconds = Annotated[float | None, _option("watchdog_seconds")]
 KeysFile = Annotated[str | None, _option("keys_file")]

@@ -19,7 +19,7 @@ from ..errors import ConfigError, ExitCode, ModelError
 from ..keys import read_keys
 from ..model.files import fetch
 from ..supervisor.listen import bind
-from ..supervisor.supervise import Supervisor
+from ..supervisor.supervise import EDGE_MODULE, Supervisor
 from .certificate import own_certificate
 from .screen import JsonReporter, ScreenReporter
 
@@ -77,6 +77,13 @@ def serve(effective: Effective) -> ExitCode:
         file = fetch(settings.model, cache_folder(settings), reporter.fetching)
         reporter.model_name = file.name
         check_header(str(file.path))
+        edge_module = EDGE_MODULE
+        if settings.server.legacy_layer:
+            from ..legacy import layer
+
+            port = sockets.enter_context(bind(settings.server.host, settings.server.legacy_port))
+            sockets.enter_context(layer.legacy_layer(settings, listen, port))
+            edge_module = layer.EDGE_MODULE
         supervisor = Supervisor(
             settings,
             model_path=str(file.path),
@@ -84,5 +91,6 @@ def serve(effective: Effective) -> ExitCode:
             listen=listen,
             listen_tls=listen_tls,
             reporter=reporter,
+            edge_module=edge_module,
         )
         return supervisor.run()

@@ -158,6 +158,19 @@ TABLE: dict[str, ErrorKind] = {
         "The API key that sent this batch was removed before this request began.",
         retry=False,
     ),
+    "unknown_lease": ErrorKind(
+        404,
+        NOT_FOUND,
+        "This address needs a lease that is new and unused: ask /v1/layer/negotiate for one, or "
+        "send the request to /v1/messages of the server itself.",
+    ),
+    "legacy_unavailable": ErrorKind(
+        503,
+        "api_error",
+        "The old layer's broker or scheduler does not answer. Send the request to /v1/messages of "
+        "the server itself, which needs neither.",
+        retry=False,
+    ),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
     "response_not_found": ErrorKind(
         404,
