@@ -363,12 +363,8 @@ PYTHON_MAY_USE = {
     "engine": {"model", "control"},
     "wire": set(),
     "edge": {"model", "grammar", "control"},
-<<<<<<< HEAD
     "api": {"model", "edge", "wire"},
-=======
-    "api": {"model", "edge"},
     "legacy": {"edge", "control"},
->>>>>>> bbf7e61 (The old layer beside the server, with its flag: negotiate, a 302, a scheduler behind Redis, each hop done well)
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},
     "cli": {"model", "probe", "engine", "edge", "legacy", "supervisor", "bench"},
