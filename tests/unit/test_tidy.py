@@ -367,6 +367,7 @@ PYTHON_MAY_USE = {
     "legacy": {"edge", "control"},
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},
+    "client": {"wire"},
     "cli": {"model", "probe", "engine", "edge", "legacy", "supervisor", "bench"},
 }
 
@@ -428,7 +429,8 @@ def test_dependencies_are_what_is_imported() -> None:
     """pyproject.toml declares every package that src imports, and no other."""
     project = tomllib.loads(house.read("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["hub"], *extras["tls"], *extras["otel"]]
+    declared = [*project["dependencies"]]
+    declared += [line for name in ("client", "hub", "tls", "otel") for line in extras[name]]
     names = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in declared}
     # Packages of one name space, and one whose modules are in another's.
     names = {name.partition("_")[0] if name[:13] == "opentelemetry" else name for name in names}

@@ -1,0 +1,95 @@
+"""A client of the HTTP library for SDKs, that carries their requests to a Sublimate server in the
+best way there is: HTTP/3, gRPC, binary frames. What the SDK sees is HTTP with server-sent events.
+
+    client = anthropic.Anthropic(base_url=..., http_client=sublimate.client.http_client())
+
+In call order: choice.py (which carriers a request may take), core.py (what a client knows),
+transport.py (what the HTTP library calls), network.py and race.py (connections, on the thread of
+background.py), quic.py (HTTP/3), pipe.py (an answer's bytes, from there to the reader).
+
+defines: http_client, async_http_client
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from .report import Report as Report
+from .report import Used as Used
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Report", "Used", "async_http_client", "http_client"]
+
+CONNECTIONS_MAX = 1000
+IDLE_CONNECTIONS_MAX = 100
+"""As the SDK's own clients have it."""
+
+
+def http_client(
+    *, carriers: Sequence[str] = (), verify: Any = True, library: str = "", **options: Any
+) -> httpx.Client:
+    """A client to hand to `anthropic.Anthropic(http_client=...)`; has `report()` besides.
+
+    carriers: those that may be used, best first, of grpc-h3, h3, grpc-h2, frames and http/1.1; then
+    servers are asked at once what they are. Empty: all, and a server is asked once it has answered
+    as one of ours; the first request goes as the HTTP library sends it. verify: as the library
+    takes it. library: httpx or httpx2; empty: that of the installed anthropic. options: others of
+    the library's Client. Raises ConfigError.
+    """
+    return _make("Client", carriers, verify, library, options)
+
+
+def async_http_client(
+    *, carriers: Sequence[str] = (), verify: Any = True, library: str = "", **options: Any
+) -> httpx.AsyncClient:
+    """The same for `anthropic.AsyncAnthropic`, in asyncio. Raises ConfigError."""
+    return _make("AsyncClient", carriers, verify, library, options)
+
+
+def _make(
+    base: str, carriers: Sequence[str], verify: Any, library_name: str, options: dict[str, Any]
+) -> Any:
+    from .choice import OVER_HTTP1
+    from .core import Core
+    from .library import load_library
+    from .transport import make_async_transport, make_transport
+
+    library = load_library(library_name)
+    cert = options.pop("cert", None)
+    if cert is not None:
+        carriers = carriers or OVER_HTTP1  # a client's certificate is shown by the library alone
+    core = Core(library, carriers, verify, os.environ)
+    limits = options.pop("limits", None) or library.Limits(
+        max_connections=CONNECTIONS_MAX, max_keepalive_connections=IDLE_CONNECTIONS_MAX
+    )
+    trust_env = options.get("trust_env", True)
+    is_async = base == "AsyncClient"
+    plain = library.AsyncHTTPTransport if is_async else library.HTTPTransport
+
+    def make_plain(proxy: Any = None) -> Any:
+        return plain(verify=verify, trust_env=trust_env, limits=limits, cert=cert, proxy=proxy)
+
+    # A given transport makes the library forget the environment's proxies, so they are told here:
+    # what goes through a proxy is the library's own.
+    found = _proxies(library) if trust_env else {}
+    mounts = {name: proxy and make_plain(proxy) for name, proxy in found.items()}
+    options["mounts"] = {**mounts, **(options.get("mounts") or {})}
+    options.setdefault("follow_redirects", True)
+    made = make_async_transport if is_async else make_transport
+
+    def report(client: Any) -> Report:
+        del client
+        return core.tally.report()
+
+    client_class = cast(Any, type(base, (getattr(library, base),), {"report": report}))
+    return client_class(transport=made(core, make_plain), **options)
+
+
+def _proxies(library: Any) -> dict[str, Any]:
+    """Of the environment, by the library's patterns; None: no proxy for these."""
+    return import_module(f"{library.__name__}._utils").get_environment_proxies()

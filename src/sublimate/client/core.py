@@ -1,0 +1,224 @@
+"""What the sync and the async client have in common: which way a request goes, and who remembers.
+
+defines: Way, Core
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import discovery
+from .background import Background
+from .calls import HOP_BY_HOP, Answer, Call
+from .choice import (
+    OVER_GRPC,
+    OVER_HTTP1,
+    Carrier,
+    Origin,
+    Plan,
+    Service,
+    allowed_carriers,
+    kind_of,
+    plan,
+)
+from .library import CarrierError
+from .network import Network
+from .report import Tally, Used, say
+
+if TYPE_CHECKING:
+    from .quic import Trust
+
+IDEMPOTENCY_KEY = "idempotency-key"
+PORTS = {"http": 80, "https": 443}
+DISCOVERY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one request goes."""
+
+    origin: Origin
+    plan: Plan
+    call: Call | None
+    """None: its body is not in memory, so the HTTP library carries it."""
+
+    @property
+    def is_http1(self) -> bool:
+        return self.call is None or self.plan.carriers[0] in OVER_HTTP1
+
+
+class Core:
+    """One client's knowledge and connections."""
+
+    def __init__(
+        self, library: Any, carriers: Sequence[str], verify: Any, environment: Mapping[str, str]
+    ) -> None:
+        """carriers: those that may be used, best first; empty: chosen by the environment. A caller
+        who names some wants them from the first request on: then servers are asked at once."""
+        self.library = library
+        self.allowed: tuple[Carrier, ...] = allowed_carriers(carriers, environment)
+        self.asks_first = bool(carriers)
+        self.verify = verify
+        self.tally = Tally()
+        self._origins: dict[tuple[str, str, int], Origin] = {}
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.process = os.getpid()
+        self.network = Network(self._trust, self._ask)
+        self.background = Background("sublimate-client", self.network.close)
+
+    def after_fork(self) -> bool:
+        """In a child all connections are made anew: those of the parent are the parent's. True for
+        the one caller that has found out."""
+        with self._lock:
+            if self.process == os.getpid():
+                return False
+            self._begin()
+            for origin in self._origins.values():
+                origin.tickets = []  # the parent uses them
+            if "grpc-h2" in self.allowed:
+                self.allowed = tuple(name for name in self.allowed if name != "grpc-h2")
+            return True
+
+    # ---- which way -----------------------------------------------------------------------------
+    def origin(self, url: Any) -> Origin:
+        """Of an URL of the library."""
+        key = (url.scheme, url.host, url.port or PORTS.get(url.scheme, 0))
+        with self._lock:
+            found = self._origins.get(key)
+            if found is None:
+                found = self._origins[key] = Origin(*key)
+            return found
+
+    def way(self, request: Any) -> Way:
+        """From what is known now. Sends nothing and waits for nothing."""
+        origin = self.origin(request.url)
+        try:
+            body: bytes = request.content
+        except self.library.RequestNotRead:
+            chosen = plan(origin, "other", self.allowed)
+            return Way(origin, chosen.without(OVER_GRPC, "body is a stream"), None)
+        kind = kind_of(request.method, request.url.path, body)
+        chosen = plan(origin, kind, self.allowed)
+        now = time.monotonic()
+        if origin.is_sublimate and origin.service and origin.service.quic_port:
+            if origin.probe_is_due(now):
+                say(f"{origin.host}: another handshake over UDP, with no request waiting")
+                self._discover_and_warm(origin)
+        if origin.is_sublimate and request.method == "POST" and kind in ("stream", "message"):
+            request.headers.setdefault(IDEMPOTENCY_KEY, f"sublimate-{uuid.uuid4()}")
+        is_replayable = request.method in ("GET", "HEAD") or IDEMPOTENCY_KEY in request.headers
+        timeout = request.extensions.get("timeout", {})
+        call = Call(
+            kind=kind,
+            method=request.method,
+            scheme=request.url.scheme,
+            authority=request.headers.get("host", request.url.netloc.decode()),
+            target=request.url.raw_path.decode(),
+            headers=[
+                (name, value)
+                for name, value in _fields(request.headers.raw)
+                if name not in HOP_BY_HOP
+            ],
+            body=body,
+            is_replayable=is_replayable,
+            connect_seconds=timeout.get("connect"),
+            read_seconds=timeout.get("read"),
+        )
+        say(f"{request.method} {request.url}: {' > '.join(chosen.carriers)} {chosen.fallback}")
+        return Way(origin, chosen, call)
+
+    def must_ask(self, request: Any) -> Origin | None:
+        """The origin, if it has to be asked what it is before this request can go."""
+        origin = self.origin(request.url)
+        asked = origin.service is not None or origin.is_sublimate is False
+        return None if asked or not self.asks_first else origin
+
+    # ---- what comes back -----------------------------------------------------------------------
+    def note_http(self, way: Way, response: Any, fallback: str) -> None:
+        """A response of the HTTP library's own transport, whose body is still to come."""
+        if way.origin.learn(response.headers) and way.origin.scheme == "https":
+            if any(name not in OVER_HTTP1 for name in self.allowed):
+                self._discover_and_warm(way.origin)
+        used = Used("http/1.1", fallback=fallback or way.plan.fallback)
+        self.tally.note(used)
+        response.extensions["sublimate"] = used
+
+    def exchange(self, way: Way, call: Call) -> concurrent.futures.Future[Answer]:
+        """On the network's thread. The future raises CarrierError."""
+        return self.background.submit(self.network.exchange(way.origin, call, way.plan))
+
+    def response(self, answer: Answer, stream: Any) -> Any:
+        """As the library has it."""
+        self.tally.note(answer.used)
+        return self.library.Response(
+            answer.status,
+            headers=answer.headers,
+            stream=stream,
+            extensions={"http_version": b"HTTP/3", "sublimate": answer.used},
+        )
+
+    # ---- the network's questions ---------------------------------------------------------------
+    def ask(self, origin: Origin) -> concurrent.futures.Future[None]:
+        """What is it? Done when that is known."""
+        return self.background.submit(self.network.discover(origin))
+
+    def _discover_and_warm(self, origin: Origin) -> None:
+        network = self.network
+
+        async def story() -> None:
+            await network.discover(origin)
+            if origin.service is not None and origin.service.quic_port:
+                network.warm(origin)
+
+        self.background.submit(story())
+
+    async def _ask(self, origin: Origin) -> Service | None:
+        """One request, over a connection of its own that the HTTP library has verified."""
+        library = self.library
+        host = f"[{origin.host}]" if ":" in origin.host else origin.host
+        url = f"{origin.scheme}://{host}:{origin.port}{discovery.PATH}"
+        try:
+            async with library.AsyncClient(
+                verify=self.verify, timeout=DISCOVERY_SECONDS, trust_env=False
+            ) as client:
+                response = await client.get(url)
+        except library.HTTPError as error:
+            raise CarrierError("ConnectError", str(error), unsent=True) from None
+        if response.status_code != 200 or "x-layer" not in response.headers:
+            origin.is_sublimate = False
+            return None
+        return discovery.read_service(response.content)
+
+    def _trust(self, origin: Origin) -> Trust:
+        """The pin was read over a connection that was verified as the caller wants it, so a server
+        that has it is trusted as that one."""
+        from .quic import Trust
+
+        pin = origin.service.certificate_sha256 if origin.service else ""
+        return Trust(pin_sha256=pin, authorities=authorities(self.verify), verify=bool(self.verify))
+
+
+def _fields(raw: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
+
+
+def authorities(verify: Any) -> bytes:
+    """Certificates (PEM) that a setting of the HTTP library trusts; empty: the usual ones."""
+    if isinstance(verify, ssl.SSLContext):
+        found = verify.get_ca_certs(binary_form=True)
+        return "".join(ssl.DER_cert_to_PEM_cert(der) for der in found).encode()
+    if isinstance(verify, str):
+        with open(verify, "rb") as file:
+            return file.read()
+    return b""

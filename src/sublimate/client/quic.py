@@ -1,0 +1,316 @@
+"""One QUIC connection to a server, with HTTP/3 on it. On the network's loop only.
+
+defines: QuicStream, QuicSession, Trust, connect
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
+from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import NetworkAddress, QuicConnection
+from aioquic.tls import SessionTicket
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from .calls import Call, Field
+from .choice import Origin
+from .library import CarrierError
+from .pipe import Pipe
+
+IDLE_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 20.0
+"""Between pings while an answer is awaited: a long prompt is silence, and no reason to give up."""
+TICKETS_MAX = 8
+DATAGRAM_BYTES_MAX = 65536
+"""Announced only: some servers refuse HTTP/3 without it."""
+INTERIM_STATUS = 200
+"""Statuses below are no answer yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How a server is known: by its certificate's SHA-256, else by authorities (PEM)."""
+
+    pin_sha256: str = ""
+    authorities: bytes = b""
+    verify: bool = True
+
+
+class QuicStream:
+    """One request and its answer."""
+
+    def __init__(self, session: QuicSession, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self.head: asyncio.Future[tuple[int, list[Field]]] = loop.create_future()
+        self.trailers: list[Field] = []
+        """Complete when the body has ended."""
+        self.was_early = False
+        """Written before the handshake was complete."""
+        self.body = Pipe(
+            lambda hold: session.on_loop(lambda: session.hold(number, hold)),
+            lambda: session.on_loop(lambda: session.cancel(number)),
+        )
+
+    def fail(self, error: CarrierError) -> None:
+        if not self.head.done():
+            self.head.set_exception(error)
+            self.head.exception()  # heard, should nobody wait
+        self.body.end(error)
+
+    def receive_head(self, headers: list[Field]) -> None:
+        fields = [(name, value) for name, value in headers if not name.startswith(":")]
+        if self.head.done():
+            self.trailers = fields
+            return
+        status = dict(headers).get(":status", "")
+        if not status.isascii() or not status.isdigit():
+            self.fail(CarrierError("RemoteProtocolError", "The answer has no status."))
+        elif int(status) >= INTERIM_STATUS:
+            self.head.set_result((int(status), fields))
+
+
+class _Connection(QuicConnection):
+    """Widens a stream's window only while somebody reads it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.held: set[int] = set()
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        if stream.stream_id not in self.held:
+            super()._write_stream_limits(builder, space, stream)
+
+
+class QuicSession(QuicConnectionProtocol):
+    """A connection, from its first packet on."""
+
+    _quic: _Connection
+
+    def __init__(self, quic: _Connection, pin_sha256: str) -> None:
+        super().__init__(quic)
+        self._http = H3Connection(quic)
+        self._pin_sha256 = pin_sha256
+        self._streams: dict[int, QuicStream] = {}
+        self._begun_seconds = self._loop.time()
+        self._pinging: asyncio.TimerHandle | None = None
+        self.established: asyncio.Future[None] = self._loop.create_future()
+        self.released: asyncio.Future[None] = self._loop.create_future()
+        """Done when the socket is closed."""
+        self.ended: CarrierError | None = None
+        self.early_data_accepted = False
+        self.resumed = False
+        self.handshake_milliseconds = 0.0
+
+    def on_loop(self, function: Callable[[], object]) -> None:
+        """Call it here soon, from any thread; nothing once the loop has ended."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None
+
+    @property
+    def streams_open(self) -> int:
+        return len(self._streams)
+
+    # ---- requests ------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Send the first packet, without a request in it. Raises CarrierError."""
+        if self.ended is not None:
+            raise self.ended
+        self.transmit()
+
+    def open(self, call: Call, headers: list[Field], body: bytes) -> QuicStream:
+        """Send a request. Raises CarrierError if the connection has ended."""
+        if self.ended is not None:
+            raise self.ended
+        number = self._quic.get_next_available_stream_id()
+        stream = self._streams[number] = QuicStream(self, number)
+        stream.was_early = not self.established.done()
+        head = [
+            (":method", call.method),
+            (":scheme", call.scheme),
+            (":authority", call.authority),
+            (":path", call.target),
+            *headers,
+        ]
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in head]
+        self._http.send_headers(number, encoded, end_stream=not body)
+        if body:
+            self._http.send_data(number, body, end_stream=True)
+        self.transmit()
+        if self._pinging is None:
+            self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+        return stream
+
+    def cancel(self, number: int) -> None:
+        """Its reader has gone: the server stops working for it."""
+        stream = self._streams.pop(number, None)
+        self._quic.held.discard(number)
+        if stream is None or self.ended is not None:
+            return
+        stream.fail(CarrierError("ReadError", "The request was cancelled."))
+        self._quic.reset_stream(number, ErrorCode.H3_REQUEST_CANCELLED)
+        self._quic.stop_stream(number, ErrorCode.H3_REQUEST_CANCELLED)
+        self.transmit()
+
+    def hold(self, number: int, hold: bool) -> None:
+        """Widen the stream's window no more, or again."""
+        if hold and number in self._streams:
+            self._quic.held.add(number)
+        elif not hold and number in self._quic.held:
+            self._quic.held.discard(number)
+            self.transmit()
+
+    def _keep_alive(self) -> None:
+        self._pinging = None
+        if self._streams and self.ended is None:
+            self._quic.send_ping(0)
+            self.transmit()
+            self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+
+    # ---- events --------------------------------------------------------------------------------
+    def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
+        super().datagram_received(data, addr)
+        # The library tells of a close only after a time of draining, and readers wait for it.
+        closed = self._quic._close_event  # pyright: ignore[reportPrivateUsage]
+        if closed is not None:
+            self._closed_by_peer(closed)
+
+    def _closed_by_peer(self, event: events.ConnectionTerminated) -> None:
+        reason = event.reason_phrase or f"error {event.error_code:#x}"
+        self.end(f"The QUIC connection was closed: {reason}.")
+
+    def quic_event_received(self, event: events.QuicEvent) -> None:
+        if isinstance(event, events.HandshakeCompleted):
+            self._handshake_completed(event)
+        elif isinstance(event, events.ConnectionTerminated):
+            self._closed_by_peer(event)
+        elif isinstance(event, events.StreamReset):
+            if (stream := self._streams.pop(event.stream_id, None)) is not None:
+                stream.fail(CarrierError("RemoteProtocolError", "The server cut the answer off."))
+        for found in self._http.handle_event(event):
+            self._http_event(found)
+
+    def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
+        certificate = self._quic.tls._peer_certificate  # pyright: ignore[reportPrivateUsage]
+        if self._pin_sha256 and not event.session_resumed:
+            der = b"" if certificate is None else certificate.public_bytes(Encoding.DER)
+            if hashlib.sha256(der).hexdigest() != self._pin_sha256:
+                self.close(error_code=ErrorCode.H3_GENERAL_PROTOCOL_ERROR)
+                self.end("The server has another certificate than it says.")
+                return
+        self.early_data_accepted = event.early_data_accepted
+        self.resumed = event.session_resumed
+        self.handshake_milliseconds = (self._loop.time() - self._begun_seconds) * 1e3
+        if not self.established.done():
+            self.established.set_result(None)
+
+    def _http_event(self, event: H3Event) -> None:
+        if not isinstance(event, HeadersReceived | DataReceived):
+            return
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        if isinstance(event, HeadersReceived):
+            named = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
+            stream.receive_head(named)
+        else:
+            stream.body.feed(event.data)
+        if event.stream_ended:
+            del self._streams[event.stream_id]
+            self._quic.held.discard(event.stream_id)
+            self._finish(stream)
+
+    def _finish(self, stream: QuicStream) -> None:
+        if stream.head.done():
+            stream.body.end()
+        else:
+            stream.fail(CarrierError("RemoteProtocolError", "The answer has no head."))
+
+    # ---- the end -------------------------------------------------------------------------------
+    def error_received(self, exc: Exception) -> None:
+        """The socket's, such as a port that nobody listens on."""
+        if not self.established.done():
+            self.end("Nobody listens on the UDP port.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end("The UDP socket was closed.")
+        if not self.released.done():
+            self.released.set_result(None)
+
+    def end(self, text: str) -> None:
+        """All that is open has failed. Idempotent."""
+        if self.ended is not None:
+            return
+        unanswered = not self.established.done()
+        self.ended = CarrierError("ConnectError", text, unsent=True)
+        if unanswered:
+            self.established.set_exception(self.ended)
+            self.established.exception()  # heard, should nobody wait
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            failure = "RemoteProtocolError" if stream.head.done() else "ReadError"
+            stream.fail(CarrierError(failure, text))
+        for timer in (self._pinging, self._timer, self._transmit_task):
+            if timer is not None:
+                timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    def transmit(self) -> None:
+        """Nothing once it has ended: what then remains is the peer's to forget."""
+        if self.ended is None:
+            super().transmit()
+
+    def leave(self) -> None:
+        """Close in order."""
+        if self.ended is None:
+            self.close(error_code=ErrorCode.H3_NO_ERROR)
+            self.end("The client was closed.")
+
+
+async def connect(origin: Origin, port: int, trust: Trust, early: bool) -> QuicSession:
+    """Begin a connection: nothing is sent yet, so that a request may go with its first packet
+    (early, if there is a ticket); `begin` or `open` sends. Raises CarrierError."""
+    loop = asyncio.get_running_loop()
+    ticket = origin.take_ticket() if early else None
+    configuration = QuicConfiguration(
+        alpn_protocols=H3_ALPN,
+        is_client=True,
+        idle_timeout=IDLE_SECONDS,
+        max_datagram_frame_size=DATAGRAM_BYTES_MAX,
+        server_name=origin.host,
+        session_ticket=ticket if isinstance(ticket, SessionTicket) else None,
+        verify_mode=ssl.CERT_NONE if trust.pin_sha256 or not trust.verify else None,
+    )
+    configuration.load_verify_locations(cadata=trust.authorities or None)
+
+    def keep(ticket: SessionTicket) -> None:
+        origin.put_ticket(ticket, TICKETS_MAX)
+
+    quic = _Connection(
+        configuration=configuration,
+        session_ticket_handler=keep,
+    )
+    try:
+        transport, session = await loop.create_datagram_endpoint(
+            lambda: QuicSession(quic, trust.pin_sha256), remote_addr=(origin.host, port)
+        )
+    except (OSError, socket.gaierror):
+        text = f"{origin.host} has no address that can be reached."
+        raise CarrierError("ConnectError", text, unsent=True) from None
+    session.connect(transport.get_extra_info("peername"), transmit=False)
+    return session

@@ -1,0 +1,84 @@
+"""What carried a request, and the sums of a client.
+
+defines: Used, Report, say
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+DEBUG = "SUBLIMATE_DEBUG"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How one request went: `response.extensions["sublimate"]`."""
+
+    protocol: str
+    """grpc-h3, h3, grpc-h2, frames (over HTTP/1.1) or http/1.1 (with server-sent events)."""
+    reused: bool = True
+    """The connection was there before; True also where the HTTP library alone knows."""
+    early_data: bool = False
+    """Sent with the first packet of the handshake, and accepted so (0-RTT)."""
+    handshake_milliseconds: float = 0.0
+    """Of the connection, if this request waited for one."""
+    fallback: str = ""
+    """Why no better carrier was used; empty where it is the best that was allowed."""
+
+    def __post_init__(self) -> None:
+        if self.early_data and self.reused:
+            raise ValueError("early data opens a connection")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Sums since the client was made: `client.report()`."""
+
+    requests: dict[str, int]
+    """By protocol."""
+    early_data: int
+    handshakes: int
+    fallbacks: dict[str, int]
+    """Requests by the reason why no better carrier was used."""
+    last: Used | None
+
+
+@dataclass
+class Tally:
+    """Collects a report. Any thread."""
+
+    requests: Counter[str] = field(default_factory=Counter[str])
+    fallbacks: Counter[str] = field(default_factory=Counter[str])
+    early_data: int = 0
+    handshakes: int = 0
+    last: Used | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, used: Used) -> None:
+        with self._lock:
+            self.requests[used.protocol] += 1
+            self.early_data += used.early_data
+            self.handshakes += not used.reused
+            if used.fallback:
+                self.fallbacks[used.fallback] += 1
+            self.last = used
+
+    def report(self) -> Report:
+        with self._lock:
+            return Report(
+                requests=dict(self.requests),
+                early_data=self.early_data,
+                handshakes=self.handshakes,
+                fallbacks=dict(self.fallbacks),
+                last=self.last,
+            )
+
+
+def say(text: str) -> None:
+    """A decision, on standard error, if the environment asks for them."""
+    if os.environ.get(DEBUG, "") not in ("", "0"):
+        sys.stderr.write(f"sublimate: {text}\n")
