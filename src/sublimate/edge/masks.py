@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +31,15 @@ from .record import set_mask_slots
 LOG = logging.getLogger("sublimate.edge")
 
 THREADS_MAX = 2
+MASK_NICENESS = 5
 NONE = -1
+
+
+def _yield_to_others() -> None:
+    """Of this thread: where cores are short, the steps beside a mask get most of them."""
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread)
+    os.setpriority(os.PRIO_PROCESS, thread, niceness + MASK_NICENESS)  # the kernel caps it at 19
 
 
 class _Held(msgspec.Struct, kw_only=True):
@@ -204,7 +214,9 @@ class MaskKeeper:
             self._set_free(held, matcher)
         elif matcher.is_slow:
             held.is_busy = True
-            threads = self._threads = self._threads or ThreadPoolExecutor(THREADS_MAX, "mask")
+            threads = self._threads = self._threads or ThreadPoolExecutor(
+                THREADS_MAX, "mask", _yield_to_others
+            )
             made = self._loop.run_in_executor(threads, matcher.fill, held.words)
             made.add_done_callback(lambda done: self._made(held, done))
         else:

@@ -22,7 +22,7 @@ from .vocabulary import GrammarVocabulary
 
 END = -1
 """As the next phase: the turn ends."""
-SLOW_SECONDS = 0.0005
+SLOW_SECONDS = 0.0003
 """A mask that takes longer is no work for a thread that others wait for."""
 
 
