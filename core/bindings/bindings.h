@@ -23,7 +23,7 @@ void bind_blocks(nanobind::module_& m); // BlockFormat, tool_id
 void bind_model(nanobind::module_& m);  // Gguf, Model, probe, bench_op
 void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
 void bind_limits(nanobind::module_& m); // measure_limits
-void bind_policy(nanobind::module_& m); // POLICY, POLICY_DIGEST
+void bind_policy(nanobind::module_& m); // POLICY, POLICY_DIGEST, decide
 void bind_trace(nanobind::module_& m);  // TraceReader, TRACE_EVENTS
 
 } // namespace sublimate

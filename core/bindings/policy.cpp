@@ -1,10 +1,19 @@
-// What the loop is compiled with of proto/sublimate/v1/layer.proto.
+// What the loop is compiled with of proto/sublimate/v1/layer.proto, and the decision function.
 //
 // defines: bind_policy
-#include "../policy/policy.h"
-
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
+#include <array>
+#include <bit>
+#include <utility>
+#include <vector>
+
+#include "../policy/decide.h"
+
+#include "../check.h"
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -52,11 +61,28 @@ nb::dict policy_numbers(const LayerPolicy& p) {
     return numbers;
 }
 
+using InputWords = std::array<int32_t, sizeof(DecisionInput) / sizeof(int32_t)>;
+
+// As WebAssembly has it: words in, words out. src/sublimate/policy/decision.py has the names.
+std::vector<int32_t> decide_words(const InputWords& words,
+                                  const std::vector<std::pair<int32_t, int32_t>>& places) {
+    auto in = std::bit_cast<DecisionInput>(words);
+    std::vector<Border> borders;
+    borders.reserve(places.size());
+    for (auto [position, kind] : places)
+        borders.push_back({position, static_cast<BorderKind>(kind)});
+    Decision out = decide(in, borders.data(), static_cast<int32_t>(borders.size()));
+    CHECK(out.shard_count >= 0 && out.shard_count <= SHARDS_MAX);
+    auto told = std::bit_cast<std::array<int32_t, sizeof(Decision) / sizeof(int32_t)>>(out);
+    return {told.begin(), told.end() - (SHARDS_MAX - out.shard_count)};
+}
+
 } // namespace
 
 void bind_policy(nb::module_& m) {
     m.attr("POLICY") = policy_numbers(LAYER_POLICY);
     m.attr("POLICY_DIGEST") = LAYER_POLICY_DIGEST;
+    m.def("decide", &decide_words, nb::arg("words"), nb::arg("borders"));
 }
 
 } // namespace sublimate

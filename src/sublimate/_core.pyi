@@ -30,6 +30,11 @@ TRACE_EVENTS: Final[list[tuple[str, str]]]
 """(name, names of the arguments with a space between them) of each kind of trace record, which is
 the index here. core/ring/trace_ring.h says what they mean."""
 
+def decide(words: Sequence[int], borders: Sequence[tuple[int, int]]) -> list[int]:
+    """The decision of core/policy/decide.h: the 15 words of its DecisionInput and (position, kind)
+    per border, to the words of its Decision with as many shard ends as there are shards.
+    sublimate.policy.decide has names for them. Raises TypeError for what is no int32."""
+
 class CoreError(Exception):
     """The world's fault (a bad file, an unsupported model, too little memory). The text is for a
     person."""

@@ -357,13 +357,14 @@ CORE_MAY_USE = {
 PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "keys", "limits", "v1"}
 PYTHON_MAY_USE = {
     "model": set(),
+    "policy": set(),
     "grammar": {"model"},
     "control": set(),
     "probe": {"model"},
     "engine": {"model", "control"},
     "wire": set(),
-    "edge": {"model", "grammar", "control"},
-    "api": {"model", "edge", "wire"},
+    "edge": {"model", "policy", "grammar", "control"},
+    "api": {"model", "policy", "edge", "wire"},
     "legacy": {"edge", "control"},
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},
