@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from grammar import check_stream, prompt_tokens
 from harness import ANSWERS, Served, body, serve, wait_until
+from sublimate import _core, policy
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import package_version
 from sublimate.model.turns import said
+from sublimate.policy import headroom_of
+from sublimate.v1 import layer_pb2
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.332.abc; cc_entrypoint=cli"
 
@@ -206,6 +209,9 @@ def test_response_headers_come_from_the_engine(shared: Served, stream: bool) -> 
     assert headers["x-layer-zero"] == "true" and headers["x-compute-path"] == "direct-kernel"
     assert re.fullmatch(r"req_[0-9a-f]{24}", headers["request-id"])
     assert re.fullmatch(r"[0-9a-f]{64}", headers["x-layer-config"])
+    total = shared.region.stats()["pages_total"] * _core.LIMITS["PAGE_TOKENS"]
+    headroom = headroom_of(headers)
+    assert headroom.kv_tokens_total == total and 0 < headroom.kv_tokens_free <= total
 
 
 def test_what_the_engine_does_not_report_is_not_claimed() -> None:
@@ -222,6 +228,24 @@ def test_the_policy_digest_is_of_the_policy_and_settings_are_told_beside_it(shar
         assert told["profiles"] == {"default": "low-latency", "pinned": None, "required": True}
     told = shared.client.get("/.well-known/sublimate").json()
     assert told["profiles"] == {"default": "high-throughput", "pinned": None, "required": False}
+
+
+@pytest.mark.parametrize("pinned", ["", "long-context"])
+def test_get_policy(shared: Served, pinned: Any) -> None:
+    """As JSON, and as the message, whose policy has the digest of the header."""
+    with serve(settings=EdgeSettings(execution_profile=pinned)) as other:
+        reply = other.client.get("/v1/layer/policy")
+        told = reply.json()
+        assert told["digest"] == reply.headers["x-layer-config"] == policy.digest()
+        assert told["policy"]["profiles"][1]["profile"] == "HIGH_THROUGHPUT"
+        assert told["policy"]["max_tokens_per_shard"] == 8192
+        assert told["default_profile"] == "HIGH_THROUGHPUT" and told["profile_required"] is False
+        wanted = "LONG_CONTEXT" if pinned else "EXECUTION_PROFILE_UNSPECIFIED"
+        assert told["pinned_profile"] == wanted
+        accept = {"accept": "application/x-protobuf"}
+        reply = other.client.get("/v1/layer/policy", headers=accept)
+        message = layer_pb2.GetPolicyResponse.FromString(reply.content)
+        assert message.policy == policy.layer_policy() and message.digest == told["digest"]
 
 
 def test_request_ids_are_unique(shared: Served) -> None:

@@ -1,5 +1,6 @@
 """Keys, origins, models, health, metrics, overload, drain, a lost engine."""
 
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -383,11 +384,13 @@ def test_beyond_the_queue_it_is_529() -> None:
             wait_until(lambda n=number: served.region.stats()["accepted"] == n + 1)
         wait_until(lambda: served.region.stats()["waiting"] == 2)
         for stream in (False, True):
-            reply = served.message(stream=stream)
+            reply = served.message(stream=stream, max_tokens=400)
             error = check_error(reply, 529)
             assert error["type"] == "overloaded_error"
             assert int(reply.headers["retry-after"]) >= 1
             assert reply.headers["x-should-retry"] == "true"
+        told = served.client.get("/metrics").text
+        assert re.search(r'layer_fallback_total\{.*reason="oom",to="none"\} 2\.0\n', told)
         for sock in socks:
             sock.close()
         wait_until(served.idle)

@@ -195,6 +195,7 @@ OPERATIONS = (
     Operation("/readyz", "get", "New requests would be served."),
     Operation("/health", "get", "The engine makes progress."),
     Operation("/version", "get", "Version, model, policy digest."),
+    Operation("/v1/layer/policy", "get", "The policy, its digest, and what settings add."),
     Operation("/.well-known/sublimate", "get", "Ports, certificate, policy digest."),
     Operation("/metrics", "get", "Numbers for Prometheus."),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
 from ..edge.routes import Handler, Methods, Routes, SinkMaker
-from . import models, openapi, probes, tokenise
+from . import models, openapi, policy, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import resume
 from .files import handlers as files
@@ -44,6 +44,7 @@ TABLE: dict[str, Methods] = {
     "/api/embeddings": {"POST": models.no_embeddings},
     "/tokenize": {"POST": tokenise.tokenize},
     "/detokenize": {"POST": tokenise.detokenize},
+    "/v1/layer/policy": {"GET": policy.get_policy},
     "/v1/models": {"GET": models.list_models},
     "/v1/models/{id}": {"GET": models.retrieve_model},
     "/": {"GET": probes.empty},

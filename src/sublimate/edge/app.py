@@ -310,6 +310,7 @@ class EdgeServer:
             lambda: self._engine_broke(link, on_broken),
             self.metrics.inter_token,
             self.signature_key,
+            self.metrics.fallbacks,
         )
         self.engine = link
         self.context_tokens = link.context_tokens

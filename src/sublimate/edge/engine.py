@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from .. import _core
 from ..config import Profile
 from ..grammar.constraint import Constraint
+from ..policy.decision import Hardware, Headroom, Request, decide
 from . import limits
 from .errors import ApiError
 from .masks import MaskKeeper
@@ -96,12 +98,14 @@ class EngineLink:
         on_broken: Callable[[], None],
         gaps: _core.Histogram | None = None,
         signature_key: bytes = b"",
+        fallbacks: Counter[tuple[str, str]] | None = None,
     ) -> None:
         self.info = info
         self._loop = loop
         self._region = region
         self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
         self._on_broken = on_broken
+        self._fallbacks = Counter[tuple[str, str]]() if fallbacks is None else fallbacks
         self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
@@ -122,7 +126,7 @@ class EngineLink:
     def submit(self, request: Submission, listener: Listener, queue_max: int) -> Ticket:
         """Hand a request to the loop. Raises ApiError: 529 if there is no room for it, 503 if the
         engine broke the ring, which ends this link."""
-        self._check_room(queue_max)
+        self._check_room(request, queue_max)
         try:
             return self._submit(request, listener)
         except _core.CoreError:
@@ -179,13 +183,32 @@ class EngineLink:
         self._listeners[key] = listener
         return Ticket(slot, generation)
 
-    def _check_room(self, queue_max: int) -> None:
+    def _check_room(self, request: Submission, queue_max: int) -> None:
+        stats = self._region.stats()
         running_max = _core.LIMITS["SEQUENCES_MAX"]
         if (
-            self._client.in_flight + self._masks.waiting >= running_max + queue_max
-            or self._region.stats()["waiting"] >= queue_max
+            self._client.in_flight + self._masks.waiting < running_max + queue_max
+            and stats["waiting"] < queue_max
         ):
-            raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+            return
+        decision = decide(
+            Request(prompt_tokens=len(request.ids), output_tokens_max=request.token_budget),
+            Hardware(role="engine"),
+            self.headroom(stats, queue_is_open=False),
+        )
+        if decision.target == "refuse":
+            self._fallbacks[decision.reason, "none"] += 1
+        raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+
+    def headroom(self, stats: dict[str, int], *, queue_is_open: bool = True) -> Headroom:
+        """What a new request can have, of the engine's figures."""
+        free = stats["pages_free"] + stats["pages_cached"] - stats["pages_reserved"]
+        return Headroom(
+            kv_tokens_total=stats["pages_total"] * self.page_tokens,
+            kv_tokens_free=max(0, free) * self.page_tokens,
+            utilization_ppm=stats["utilization_ppm"],
+            queue_is_open=queue_is_open,
+        )
 
     def cancel(self, ticket: Ticket) -> None:
         """Seen by the loop at its next step. The listener still gets its last event, unless the

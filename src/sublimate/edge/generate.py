@@ -140,9 +140,13 @@ def engine_headers(engine: EngineLink) -> list[Header]:
         headers.append(("x-compute-path", path))
     if engine.info.get("resident_loop") is True:
         headers.append(("x-layer-zero", "true"))
-    busy = engine.stats()["utilization_ppm"]
-    if busy:
-        headers.append(("x-engine-utilization", f"{busy / PARTS_PER_MILLION:.3f}"))
+    headroom = engine.headroom(engine.stats())
+    if headroom.utilization_ppm:
+        share = headroom.utilization_ppm / PARTS_PER_MILLION
+        headers.append(("x-engine-utilization", f"{share:.3f}"))
+    if headroom.kv_tokens_total:
+        free, total = headroom.kv_tokens_free, headroom.kv_tokens_total
+        headers.append(("x-kv-headroom", f"free={free}, total={total}"))
     return headers
 
 

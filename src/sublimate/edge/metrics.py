@@ -101,6 +101,8 @@ class Metrics(Collector):
         self.decode = Histogram(REQUEST_EDGES)
         self.ends: Counter[str] = Counter()
         self.responses: Counter[str] = Counter()
+        self.fallbacks: Counter[tuple[str, str]] = Counter()
+        """Of decisions, by reason and by where the request went instead."""
         self.relaxations: Counter[str] = Counter()
         """Of schemas: those of the model's grammars."""
         self.queue_by_profile: dict[Profile, Histogram] = {
@@ -171,6 +173,7 @@ class Metrics(Collector):
         yield _counters("prefix_divergences", text, "reason", self.divergences, labels)
         text = "What grammars leave out of schemas, by keyword or bound, once per schema."
         yield _counters("grammar_relaxations", text, "reason", self.relaxations, labels)
+        yield _fallbacks(self.fallbacks, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
@@ -196,6 +199,15 @@ def _counters(
     family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
     for value, count in sorted(values.items()):
         family.add_metric([*labels.values(), value], count)
+    return family
+
+
+def _fallbacks(values: Counter[tuple[str, str]], labels: dict[str, str]) -> CounterMetricFamily:
+    text = "Requests that did not get memory for keys and values, by where they went instead."
+    names = [*labels, "reason", "to"]
+    family = CounterMetricFamily(PREFIX + "layer_fallback", text, labels=names)
+    for (reason, to), count in sorted(values.items()):
+        family.add_metric([*labels.values(), reason, to], count)
     return family
 
 

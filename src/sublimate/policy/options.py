@@ -13,7 +13,6 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ..v1 import layer_pb2
 
-
 # What protoc writes says only FieldDescriptor of an extension.
 POLICY: Any = layer_pb2.policy
 CALL: Any = layer_pb2.call
