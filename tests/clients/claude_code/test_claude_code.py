@@ -2,6 +2,7 @@
 network there is. Nothing of the client's own prompts is kept.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ CONTEXT_TOKENS = 131_072
 PAGES = 24_576
 SECRET = "zebra-4711"
 CLIENT_SECONDS = 1200
-PROMPT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+ATTEMPTS = 4
 
 
 class Requests(logging.Handler):
@@ -56,8 +57,8 @@ def requests() -> Iterator[Requests]:
     logger.setLevel(level)
 
 
-def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
-    """The result that print mode tells."""
+def prepared(url: str, folder: Path, *words: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of the client in print mode."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     variables = {
@@ -65,7 +66,12 @@ def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
         "HOME": str(home),
         "PATH": os.environ["PATH"],
     }
-    command = [str(PROGRAM), *words, "--output-format", "json"]
+    return [str(PROGRAM), *words, "--output-format", "json"], variables
+
+
+def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
+    """The result that print mode tells."""
+    command, variables = prepared(url, folder, *words)
     done = subprocess.run(
         command,
         env=variables,
@@ -134,25 +140,47 @@ def test_counting_returns_while_a_stream_runs(tmp_path: Path, requests: Requests
         running.join()
 
 
+def asked(running: Server) -> list[dict[str, Any]]:
+    """The log's lines of requests that generate, so far."""
+    lines = [json.loads(line) for line in list(running.errors) if line.startswith("{")]
+    return [line for line in lines if line.get("message") == "POST /v1/messages"]
+
+
+def turn(running: Server, folder: Path, *words: str, seconds: float) -> dict[str, Any]:
+    """The first request of a turn, by the log. A model of this size may go on up to its budget,
+    behind which the client asks for more: the client is ended there, and after `seconds`."""
+    before = len(asked(running))
+    command, variables = prepared(running.url, folder, *words)
+    with subprocess.Popen(command, env=variables, cwd=folder, stdin=subprocess.DEVNULL) as client:
+        end = time.monotonic() + seconds
+        while len(asked(running)) == before and time.monotonic() < end and client.poll() is None:
+            time.sleep(1)
+        if client.poll() is None and (lines := asked(running)[before:]):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                client.wait(20 if lines[0]["end"] == "end_turn" else 0)
+        is_whole = client.poll() == 0
+        client.kill()
+    wait_until(lambda: len(asked(running)) > before, 60)
+    return {**asked(running)[before], "requests": len(asked(running)) - before, "whole": is_whole}
+
+
 def test_two_turns_with_the_default_model(tmp_path: Path) -> None:
     """The real prompt of some 20,000 tokens, on the real model: no retry, and no second prefill."""
     command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-format", "json"]
     more = ["--context-length", "32768", "--rope-scaling", "yarn"]
     with Server([*command, *more]) as running:
-        url = running.event("ready", 120)["url"]
+        running.url = running.event("ready", 120)["url"]
+        for attempt in range(ATTEMPTS):
+            begin = time.monotonic()
+            first = turn(running, tmp_path, "-p", "Say hello.", seconds=CLIENT_SECONDS)
+            print(f"first turn, {attempt}: {time.monotonic() - begin:.1f} s, {first}")
+            assert first["status"] == 200 and first["prompt_tokens"] > 10_000
+            if first["end"] == "end_turn":
+                break
+        assert first["end"] == "end_turn" and first["whole"] and first["requests"] == 1
         begin = time.monotonic()
-        first = claude(url, tmp_path, "-p", "Say hello.")
-        between = time.monotonic()
-        second = claude(url, tmp_path, "-p", "--continue", "Say goodbye.")
-        print(f"turns: {between - begin:.1f} s, {time.monotonic() - between:.1f} s")
-        lines = [json.loads(line) for line in running.errors if line.startswith("{")]
-    for result in (first, second):
-        assert not result["is_error"] and result["num_turns"] == 1, result
-    asked = [line for line in lines if line.get("message") == "POST /v1/messages"]
-    assert [line["status"] for line in asked] == [200, 200]
-    usage = first["usage"]
-    prompt = sum(usage[name] for name in PROMPT)
-    assert prompt > 10_000
-    read = second["usage"]["cache_read_input_tokens"]
-    print(f"prompt {prompt} tokens; the second turn read {read} from the cache")
-    assert read >= 0.95 * prompt
+        second = turn(running, tmp_path, "-p", "--continue", "Say goodbye.", seconds=120)
+        print(f"second turn: {time.monotonic() - begin:.1f} s, {second}")
+        assert second["requests"] == 1
+        assert second["cached_tokens"] >= 0.95 * second["prompt_tokens"]
+        assert second["prompt_tokens"] > first["prompt_tokens"]

@@ -27,8 +27,7 @@ from ..conversation import (
     thinking_budget,
 )
 from ..decode import decode_body
-from ..openai.chat import logprobs_of
-from ..openai.request import ANY_OBJECT, Function
+from ..openai.request import ANY_OBJECT, Function, logprobs_of
 from ..openai.scores import Vocabulary
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ... import _core
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
@@ -34,6 +33,7 @@ from .request import (
     check_one,
     checked_sampling,
     content_text,
+    logprobs_of,
     read_choice,
 )
 from .scores import Vocabulary
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
 SPOKEN: dict[str, Role] = {"system": "system", "developer": "system", "user": "user"}
-LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
 
 
 class CalledFunction(msgspec.Struct):
@@ -142,15 +141,6 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
     )
-
-
-def logprobs_of(wanted: bool | None, top: int | None) -> int:
-    """Alternatives per token; -1: no log-probabilities. Raises ApiError."""
-    if top is not None and not 0 <= top <= LOGPROBS_MAX:
-        raise field_error("top_logprobs", f"expected an integer from 0 to {LOGPROBS_MAX}")
-    if top is not None and not wanted:
-        raise field_error("top_logprobs", "needs logprobs to be true")
-    return (top or 0) if wanted else -1
 
 
 def read_tools(params: list[ToolParam], tools_max: int) -> list[Tool]:

@@ -1,7 +1,7 @@
 """What the bodies of the OpenAI APIs share.
 
 defines: SharedFields, StreamOptions, StopFields, check_not_offered, check_one, checked_sampling,
-         Part, content_text, JsonSchema, answer_schema, Function, Choice, read_choice
+         logprobs_of, Part, content_text, JsonSchema, answer_schema, Function, Choice, read_choice
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from ... import _core
 from ...edge.errors import field_error
 from ...edge.generation import UNLIMITED, ToolChoice
 from ...edge.sampling import Sampling
@@ -22,6 +23,7 @@ from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
+LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MODES: dict[str, ToolChoice] = {"auto": "auto", "required": "any"}
 CHOICES: dict[str, ToolChoice] = {"none": "none", **MODES}
@@ -89,6 +91,15 @@ UNSERVED = {
     "file": "this server cannot read files here",
     "input_file": "this server cannot read files here",
 }
+
+
+def logprobs_of(wanted: bool | None, top: int | None) -> int:
+    """Alternatives per token; -1: no log-probabilities. Raises ApiError."""
+    if top is not None and not 0 <= top <= LOGPROBS_MAX:
+        raise field_error("top_logprobs", f"expected an integer from 0 to {LOGPROBS_MAX}")
+    if top is not None and not wanted:
+        raise field_error("top_logprobs", "needs logprobs to be true")
+    return (top or 0) if wanted else -1
 
 
 def content_text(path: str, content: str | list[Part] | None) -> str:

@@ -23,7 +23,6 @@ from ..conversation import (
     thinking_budget,
 )
 from ..decode import decode_body
-from .chat import logprobs_of
 from .request import (
     JsonSchema,
     Part,
@@ -32,6 +31,7 @@ from .request import (
     check_not_offered,
     checked_sampling,
     content_text,
+    logprobs_of,
     read_choice,
 )
 from .response_store import ResponseStore, store_of
