@@ -179,6 +179,7 @@ SUBLIMATE_HD inline int32_t next_to_admit(const LoopState& loop) {
 
 SUBLIMATE_HD inline void trace_admission(LoopState& loop, const Sequence& s) {
     if (!loop.edges[s.edge].traced) return;
+    CHECK(s.state == State::prefill && s.table.count <= KvCache::shareable_pages(prompt(loop, s)));
     int32_t running_blocks = 0;
     for (int32_t i = 0; i < s.table.count; i++)
         running_blocks += loop.kv.store().at(s.table.pages[i]).refcount > 1 ? 1 : 0;
@@ -193,6 +194,7 @@ SUBLIMATE_HD inline void trace_waits(LoopState& loop, int32_t next) {
     if (!loop.traced) return;
     for (int32_t i = 0; i < loop.queue_count; i++) {
         Sequence& s = loop.sequences[loop.queue[i]];
+        CHECK(s.state == State::queued);
         if (!loop.edges[s.edge].traced) continue;
         bool full = loop.running_count == loop.config.sequences_max;
         WaitReason why = loop.queue[i] == next ? WaitReason::pages : WaitReason::turn;

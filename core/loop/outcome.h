@@ -169,6 +169,8 @@ SUBLIMATE_HD inline void trace_part(LoopState& loop, int32_t entry, int32_t firs
     const Segment& segment = loop.segments[entry];
     const Sequence& s = loop.sequences[planned_sequence(loop, entry)];
     if (!loop.edges[s.edge].traced) return;
+    CHECK(segment.row_count >= 1 && segment.sequence == s.table_row);
+    CHECK(first_task <= end_task && end_task <= loop.task_count);
     int32_t prompt_rows = s.header.prompt_length - segment.first_position;
     if (prompt_rows < 0) prompt_rows = 0;
     if (prompt_rows > segment.row_count) prompt_rows = segment.row_count;

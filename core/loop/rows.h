@@ -194,6 +194,7 @@ SUBLIMATE_HD inline void trace_step(LoopState& loop, int64_t begin_ns, int64_t t
     if (!loop.traced) return;
     const Plan& plan = *loop.plan;
     CHECK(plan.rows > 0 && plan.count > 0);
+    CHECK(loop.kv.available() <= loop.config.pages && loop.bucket.rows >= plan.rows);
     int64_t took = took_ns < 0 ? 0 : took_ns > UINT32_MAX ? int64_t{UINT32_MAX} : took_ns;
     for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
         if (!loop.edges[e].traced) continue;

@@ -142,6 +142,7 @@ SUBLIMATE_HD inline int32_t trace_read(const RegionView& view, uint64_t& next, u
         for (int32_t w = 0; w < limits::TRACE_RECORD_WORDS; w++) words[w] = load_acquire(place + w);
         memcpy(records + i, words, sizeof words);
     }
+    CHECK_BECAUSE(count < RECORDS, "the record that is being written is read");
     uint64_t gone = oldest(load_acquire(&view.control->trace_head));
     uint64_t torn = gone > next ? gone - next : 0;
     if (torn > count) torn = count;

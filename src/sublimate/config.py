@@ -199,6 +199,10 @@ class EdgeSettings(_Section, frozen=True, kw_only=True):
             "http://127.0.0.1:4318; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else none."
         ),
     ] = ""
+    trace: Annotated[
+        bool,
+        Meta(description="Keep each step of the last requests for `sublimate debug`, always."),
+    ] = False
     log_prompts: Annotated[
         bool, Meta(description="Log the bodies of requests: prompts, in the clear.")
     ] = False

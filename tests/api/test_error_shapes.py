@@ -256,6 +256,8 @@ CAUSES = {
     "key_removed": "batches::a_removed_key_ends_its_batches",
     "unknown_lease": "legacy::a_lease_holds_once_and_only_here",
     "legacy_unavailable": "legacy::without_its_broker_it_says_so_and_the_server_goes_on",
+    "unknown_request": "debug::an_unknown_id_is_a_typed_error",
+    "too_many_followers": "debug::followers_are_bounded",
     "unknown_model": "errors::an_unknown_model_is_named",
     "response_not_found": "responses::responses_are_kept_for_their_owner",
     "invalid_utf8": "error_shapes::bad_json_is_told_in_the_envelope_of_the_route",

@@ -52,9 +52,9 @@ class Wire:
 class Event:
     """What the core says of a request that failed."""
 
-    key, cached_tokens, output_tokens = 1, 0, 3
+    key, cached_tokens, bucket_rows, output_tokens = 1, 0, 8, 3
     finished, stop_sequence, text = True, None, ""
-    admitted_ns = first_sent_ns = 0
+    submitted_ns = admitted_ns = first_sent_ns = 0
 
     def __init__(self, reason: str, data: bytes, admitted: bool, refuse_reason: str = "") -> None:
         self.stop_reason, self.refuse_reason = reason, refuse_reason

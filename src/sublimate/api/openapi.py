@@ -198,6 +198,9 @@ OPERATIONS = (
     Operation("/v1/layer/policy", "get", "The policy, its digest, and what settings add."),
     Operation("/.well-known/sublimate", "get", "Ports, certificate, policy digest."),
     Operation("/metrics", "get", "Numbers for Prometheus."),
+    Operation("/v1/debug/requests", "get", "The last requests, in short."),
+    Operation("/v1/debug/requests/{id}", "get", "What became of one request."),
+    Operation("/v1/debug/events", "get", "What happens to requests, as server-sent events."),
 )
 
 

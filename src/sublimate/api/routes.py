@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
 from ..edge.routes import Handler, Methods, Routes, SinkMaker
-from . import models, openapi, policy, probes, tokenise
+from . import debug, models, openapi, policy, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import resume
 from .files import handlers as files
@@ -62,6 +62,9 @@ TABLE: dict[str, Methods] = {
     "/version": {"GET": probes.version},
     "/.well-known/sublimate": {"GET": probes.well_known},
     "/metrics": {"GET": probes.metrics},
+    "/v1/debug/requests": {"GET": debug.requests},
+    "/v1/debug/requests/{id}": {"GET": debug.request},
+    "/v1/debug/events": {"GET": debug.follow},
     "/openapi.json": {"GET": openapi.document},
     "/docs": {"GET": openapi.page},
 }

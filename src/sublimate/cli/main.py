@@ -103,6 +103,7 @@ def serve(
     aliases: flags.Aliases = None,
     metrics_compat: flags.MetricsCompat = None,
     otlp_endpoint: flags.OtlpEndpoint = None,
+    trace: flags.Trace = None,
     log_prompts: flags.LogPrompts = None,
     batch_concurrency: flags.BatchConcurrency = None,
     file_bytes_max: flags.FileBytesMax = None,

@@ -32,12 +32,15 @@ from .log import log_body, log_exchange
 from .metrics import Metrics
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
+from .stories import Stories
 from .stream import Answer
 from .telemetry import open_telemetry
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
 
 LOG = logging.getLogger("sublimate.edge")
+DEBUG_PATHS = "/v1/debug/"
+"""Requests that ask for stories have none."""
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
 SIGNATURE_KEY_BYTES = 32
 FOREVER_REASONS = ("hardware_not_supported", "load_failed")
@@ -92,6 +95,7 @@ class EdgeServer:
         """Served context; of the last engine while there is none."""
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.loop = asyncio.get_running_loop()
+        self.stories = Stories(self.loop, settings.trace)
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
         self._connections: set[HttpConnection] = set()
         self._refused: set[HttpConnection] = set()
@@ -165,6 +169,7 @@ class EdgeServer:
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """By the head alone: access, then route."""
         exchange.standing_headers += self._standing
+        exchange.on_gone = lambda: self._tell(exchange, end="client_gone")
         try:
             self.access.check(exchange)
             if exchange.request.method != "OPTIONS":
@@ -226,10 +231,16 @@ class EdgeServer:
     def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
         """One line in the log and one in the counters per answer."""
         self.metrics.responses[str(exchange.status)] += 1
+        self._tell(exchange, answer)
         if self.telemetry is not None and exchange.request.path not in QUIET_PATHS:
             self.telemetry.note(exchange, answer)
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
         log_exchange(level, exchange, answer)
+
+    def _tell(self, exchange: Exchange, answer: Answer | None = None, end: str = "") -> None:
+        path = exchange.request.path
+        if path not in QUIET_PATHS and not path.startswith(DEBUG_PATHS):
+            self.stories.ended(exchange, answer, end)
 
     def checked_sampling(self, fields: SamplingFields) -> Sampling:
         """Sampling parameters as this model takes them. Raises ApiError that names the field."""
@@ -313,6 +324,7 @@ class EdgeServer:
             self.metrics.fallbacks,
         )
         self.engine = link
+        self.stories.engine_up(link.trace)
         self.context_tokens = link.context_tokens
 
     def _engine_broke(self, link: EngineLink, tell: Callable[[], None]) -> None:
@@ -328,6 +340,7 @@ class EdgeServer:
         engine, self.engine = self.engine, None
         if engine is not None:
             engine.close()
+            self.stories.engine_lost()
 
     def engine_or_refuse(self) -> EngineLink:
         """Raises ApiError while draining or without an engine."""
@@ -402,6 +415,7 @@ class EdgeServer:
             part.close()
         self._parts.clear()
         self._end_answers()
+        self.stories.close()
         if self._ticker is not None:
             self._ticker.cancel()
         for connection in [*self._connections, *self._refused]:

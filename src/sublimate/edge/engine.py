@@ -31,6 +31,7 @@ from .errors import ApiError
 from .masks import MaskKeeper
 from .record import Tenant, request_words, write_record
 from .sampling import Sampling
+from .trace import EngineTrace
 
 LOG = logging.getLogger("sublimate.edge")
 
@@ -107,6 +108,8 @@ class EngineLink:
         self._on_broken = on_broken
         self._fallbacks = Counter[tuple[str, str]]() if fallbacks is None else fallbacks
         self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
+        self.trace = EngineTrace(region, info)
+        """What its loop tells while somebody follows."""
         self._listeners: dict[int, Listener] = {}
         self._next_key = 1
         self._begun_ns = 0

@@ -171,6 +171,17 @@ TABLE: dict[str, ErrorKind] = {
         "the server itself, which needs neither.",
         retry=False,
     ),
+    "unknown_request": ErrorKind(
+        404,
+        NOT_FOUND,
+        "There is no request of yours with this id here. The last {maximum} are kept, in memory: "
+        "/v1/debug/requests lists them.",
+    ),
+    "too_many_followers": ErrorKind(
+        429,
+        "rate_limit_error",
+        "{maximum} debuggers follow this server already. End one of them first.",
+    ),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
     "response_not_found": ErrorKind(
         404,

@@ -9,13 +9,16 @@ import secrets
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 from .coding import accepts_gzip, compress, pays
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from .quota import NOBODY, Lease
 from .wire import Header, Wire
+
+if TYPE_CHECKING:
+    from .timing import Timing
 
 JSON_TYPE = ("content-type", "application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -102,6 +105,7 @@ class Exchange:
         "started_seconds",
         "status",
         "streaming",
+        "timing",
         "was_slow",
         "wire",
     )
@@ -134,6 +138,8 @@ class Exchange:
         self.streaming = False
         self.answered = False
         self.was_slow = False
+        self.timing: Timing | None = None
+        """Of an answer that the engine makes, from when its body was there."""
         self.on_gone: Callable[[], None] | None = None
         """Called once when the client has gone before the answer was complete."""
 

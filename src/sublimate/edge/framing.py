@@ -37,6 +37,12 @@ class Http1Wire:
         return self._connection.descriptor
 
     @property
+    def protocol(self) -> str:
+        """For people."""
+        secure = self._connection.transport.get_extra_info("sslcontext") is not None
+        return f"HTTP/1.{int(self.chunked)}{' over TLS' if secure else ''}"
+
+    @property
     def is_closing(self) -> bool:
         return self._connection.transport.is_closing()
 

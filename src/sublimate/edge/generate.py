@@ -44,7 +44,7 @@ class NeedsThreadError(Exception):
 
 def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaitable[None] | None:
     """Answer a request, streamed or whole. Raises ApiError."""
-    timing = Timing(exchange.started_seconds)
+    timing = exchange.timing = Timing(exchange.started_seconds)
     engine = server.engine_or_refuse()
     return prepared(
         server,
@@ -86,6 +86,7 @@ def _submit(
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
+    server.stories.submitted(answer, ticket, submission)
     server.answer_begun(answer)
     if surface.begun is not None:
         surface.begun(server, answer)

@@ -42,6 +42,22 @@ IDENTIFIER_CHARACTERS_MAX = 256
 PAGE_LIMIT_DEFAULT = 20
 PAGE_LIMIT_MAX = 1000
 
+# ---- debugging -----------------------------------------------------------------------------------
+STORIES_MAX = 512
+"""Requests that have ended and can still be asked for; about 1 KiB each without a trace."""
+STORY_BYTES_MAX = MIB
+"""Traced records of one request: some eight thousand steps."""
+STORY_RECORDS_BYTES_MAX = 16 * MIB
+"""Of all of them; the oldest lose theirs first."""
+FOLLOWERS_MAX = 8
+"""Debuggers that follow at once: each is sent all that happens."""
+FOLLOW_SECONDS = 2.0
+"""How long the loop goes on tracing for an edge that says no more."""
+TRACE_READ_SECONDS = 0.1
+"""A second of full batches fits into the ring: late reads still miss nothing."""
+FOLLOW_PING_SECONDS = 1.0
+"""Silence on a follower's stream; a broken connection is noticed by it."""
+
 # ---- connections ---------------------------------------------------------------------------------
 PIPELINED_REQUESTS_MAX = 16
 """Requests that may wait behind the one being answered on a connection."""

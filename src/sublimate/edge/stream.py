@@ -49,6 +49,8 @@ class Answer:
         self.has_blocks = False
         """The text path takes the answer apart."""
         self.cached_tokens = 0
+        self.bucket_rows = 0
+        """Of the first step that it had rows in."""
         self.output_tokens = 0
         self.admitted_seconds = 0.0
         self.first_token_seconds = 0.0
@@ -71,6 +73,7 @@ class Answer:
     def begin(self, engine: EngineLink, ticket: Ticket) -> None:
         """The request was submitted."""
         self._engine, self._ticket = engine, ticket
+        self.timing.submitted()
         self.exchange.on_gone = self._client_gone
         if self.exchange.gone:
             self._client_gone()
@@ -81,7 +84,9 @@ class Answer:
             return
         if event.admitted:
             self.cached_tokens = event.cached_tokens
+            self.bucket_rows = event.bucket_rows
             self.admitted_seconds = now_seconds
+            self.timing.admitted(event)
         is_first = self.output_tokens == 0 and event.output_tokens > 0
         if is_first:
             # A lent socket may have had it long before this event.
@@ -141,10 +146,16 @@ class Answer:
         self._cancel()
         self._end("slow_reader" if self.exchange.was_slow else "client_gone", 0.0)
 
+    def progress(self) -> int:
+        """Output tokens by now, also those that no event has told of."""
+        if self._engine is None or self._ticket is None or self._ended:
+            return self.output_tokens
+        output_tokens, _ = self._engine.progress(self._ticket)
+        return max(self.output_tokens, output_tokens)
+
     def _cancel(self) -> None:
         if self._engine is not None and self._ticket is not None:
-            output_tokens, _ = self._engine.progress(self._ticket)
-            self.output_tokens = max(self.output_tokens, output_tokens)
+            self.output_tokens = self.progress()
             self._engine.cancel(self._ticket)
 
     def _end(self, reason: str, now_seconds: float) -> None:

@@ -35,16 +35,26 @@ MS_DIGITS = 4
 class Timing:
     """Ends of the stages in nanoseconds of the monotonic clock; 0 where one was not reached."""
 
-    __slots__ = ("_ends", "_first_sent_ns", "_first_token_ns", "_received_ns")
+    __slots__ = (
+        *("_admitted_ns", "_ends", "_first_sent_ns", "_first_token_ns", "_submitted_ns"),
+        "received_ns",
+    )
 
     def __init__(self, received_seconds: float) -> None:
-        self._received_ns = int(received_seconds * NS_PER_SECOND)
+        self.received_ns = int(received_seconds * NS_PER_SECOND)
         self._ends: list[int] = [time.monotonic_ns()]
-        self._first_token_ns = self._first_sent_ns = 0
+        self._submitted_ns = self._admitted_ns = self._first_token_ns = self._first_sent_ns = 0
 
     def prepared(self, parsed_ns: int, rendered_ns: int, tokenised_ns: int) -> None:
         """The stages of Prompt."""
         self._ends += (parsed_ns, rendered_ns, tokenised_ns)
+
+    def submitted(self) -> None:
+        """The record is with the loop; the loop's own word for it comes with the admission."""
+        self._submitted_ns = time.monotonic_ns()
+
+    def admitted(self, event: _core.StreamEvent) -> None:
+        self._submitted_ns, self._admitted_ns = event.submitted_ns, event.admitted_ns
 
     def first_sent(self, event: _core.StreamEvent) -> None:
         """What the event had of the first token was written."""
@@ -71,6 +81,21 @@ class Timing:
         """When the prompt was there."""
         return self._ends[min(len(self._ends), PREPARED) - 1]
 
+    def ends_ns(self) -> list[int]:
+        """Ends of the stages that were reached, also of an answer that did not go all the way."""
+        ends = list(self._ends)
+        if len(ends) == PREPARED:
+            for end_ns in (self._submitted_ns, self._admitted_ns, self._first_token_ns):
+                if not end_ns:
+                    break
+                ends.append(max(end_ns, ends[-1]))
+        return ends
+
+    @property
+    def first_sent_ns(self) -> int:
+        """The first bytes of the answer's text were written; 0: not yet."""
+        return self._first_sent_ns
+
     def engine_ns(self) -> tuple[int, ...] | None:
         """When the record was handed over, admitted, had its first token and its last; None unless
         the answer went all the way."""
@@ -82,7 +107,7 @@ class Timing:
         """Stage -> milliseconds; empty unless the answer went all the way."""
         if len(self._ends) != len(STAGES):
             return {}
-        begins = (self._received_ns, *self._ends)
+        begins = (self.received_ns, *self._ends)
         return {
             name: _ms(end - begin)
             for name, begin, end in zip(STAGES, begins, self._ends, strict=False)
