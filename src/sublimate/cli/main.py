@@ -71,6 +71,8 @@ def serve(
     tls_port: flags.TlsPort = None,
     tls_certificate: flags.TlsCertificate = None,
     tls_key: flags.TlsKey = None,
+    grpc: flags.Grpc = None,
+    grpc_port: flags.GrpcPort = None,
     legacy_layer: flags.LegacyLayer = None,
     legacy_port: flags.LegacyPort = None,
     stay: flags.Stay = None,
