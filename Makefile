@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire proto lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-typescript build-typescript proto proto-typescript lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -47,7 +47,7 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(PYTEST) -m 'not reference and not sdk and not clients' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
@@ -78,6 +78,20 @@ test-clients: build
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
+
+# The TypeScript client: under Node, and in Chromium where there is one, against a scripted server.
+TYPESCRIPT := clients/typescript
+build-typescript:
+	npm ci --prefix $(TYPESCRIPT) --no-audit --no-fund
+	npm run --prefix $(TYPESCRIPT) build
+
+test-typescript: build build-typescript
+	$(PYTEST) -m typescript tests/clients/test_typescript.py $(ARGS)
+
+proto-typescript: .venv/stamp-environment
+	$(BIN)/python -m grpc_tools.protoc -I proto --es_out=$(TYPESCRIPT)/src/gen \
+	  --plugin=protoc-gen-es=$(TYPESCRIPT)/node_modules/.bin/protoc-gen-es \
+	  --es_opt=target=ts,import_extension=js proto/sublimate/v1/frames.proto
 
 # Python modules of proto/, which are committed: a test says when they are out of date.
 proto: .venv/stamp-environment

@@ -113,7 +113,6 @@ def serve(
     prefill_delay_us_per_token: int = 0,
     info: dict[str, Any] | None = None,
     tls: bool = False,
-    grpc: bool = False,
     constrains: bool = True,
     routes: Routes = ROUTES,
 ) -> Iterator[Served]:
@@ -149,7 +148,6 @@ def serve(
         routes,
         sock,
         tls_sock=tls_sock,
-        grpc_address="127.0.0.1:0" if grpc else "",
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,
@@ -162,7 +160,7 @@ def serve(
             yield served
         finally:
             served.call(server.close)
-            asyncio.run_coroutine_threadsafe(server.wait_closed(), loop).result(WAIT_SECONDS)
+            served.call(lambda: None)
             loop.call_soon_threadsafe(loop.stop)
             edge.join()
             engine.stop()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
+import httpx2  # the Anthropic SDK's
 import msgspec
 
 from grammar import check_stream
@@ -19,6 +20,7 @@ from sublimate.edge.coding import FRAMES_TYPE
 from sublimate.wire.frames import FrameDecoder, encode_sse
 
 Json = dict[str, Any]
+LIBRARIES = (httpx, httpx2)
 
 
 def check_messages(body: bytes) -> None:
@@ -118,108 +120,111 @@ def check_body(path: str, content_type: str, body: bytes) -> None:
             grammar(body)
 
 
-class _Watched(httpx.SyncByteStream, httpx.AsyncByteStream):
-    def __init__(self, stream: Any, request: httpx.Request, content_type: str) -> None:
-        self._stream, self._path, self._type = stream, request.url.path, content_type
-
-    def __iter__(self) -> Iterator[bytes]:
-        received: list[bytes] = []
-        for piece in self._stream:
-            received.append(piece)
-            yield piece
-        check_body(self._path, self._type, b"".join(received))
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        received: list[bytes] = []
-        async for piece in self._stream:
-            received.append(piece)
-            yield piece
-        check_body(self._path, self._type, b"".join(received))
-
-    def close(self) -> None:
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _Translated(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A stream of frames as server-sent events."""
+class _Stream(
+    httpx.SyncByteStream, httpx.AsyncByteStream, httpx2.SyncByteStream, httpx2.AsyncByteStream
+):
+    """A stream of either library, whose pieces go through `seen` and whose end is told."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._decoder = stream, FrameDecoder()
+        self._stream = stream
 
-    def _told(self, piece: bytes) -> bytes:
-        return b"".join(map(encode_sse, self._decoder.feed(piece)))
+    def seen(self, piece: bytes) -> bytes:
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
-            yield self._told(piece)
-        self._decoder.close()
+            yield self.seen(piece)
+        self.ended()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._stream:
-            yield self._told(piece)
-        self._decoder.close()
+            yield self.seen(piece)
+        self.ended()
 
     def close(self) -> None:
         self._stream.close()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class _Watched(_Stream):
+    """Checked once it is whole."""
+
+    def __init__(self, stream: Any, path: str, content_type: str) -> None:
+        super().__init__(stream)
+        self._path, self._type = path, content_type
+        self._received: list[bytes] = []
+
+    def seen(self, piece: bytes) -> bytes:
+        self._received.append(piece)
+        return piece
+
+    def ended(self) -> None:
+        check_body(self._path, self._type, b"".join(self._received))
+
+
+class _Translated(_Stream):
+    """Frames as server-sent events."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._decoder = FrameDecoder()
+
+    def seen(self, piece: bytes) -> bytes:
+        return b"".join(map(encode_sse, self._decoder.feed(piece)))
+
+    def ended(self) -> None:
+        self._decoder.close()
+
+
+def _around(
+    patch: Any, library: Any, asked: Callable[[Any], Any], told: Callable[..., Any]
+) -> None:
+    """All requests of a library go through `asked`, and with their response through `told`."""
+    sync = library.HTTPTransport.handle_request
+    awaited = library.AsyncHTTPTransport.handle_async_request
+
+    def handle(self: Any, request: Any) -> Any:
+        return told(request, sync(self, asked(request)))
+
+    async def handle_async(self: Any, request: Any) -> Any:
+        return told(request, await awaited(self, asked(request)))
+
+    patch.setattr(library.HTTPTransport, "handle_request", handle)
+    patch.setattr(library.AsyncHTTPTransport, "handle_async_request", handle_async)
 
 
 def ask_for_frames(patch: Any) -> None:
     """From now on, all clients over httpx on the Messages API's path. Before watch_streams, which
     then sees the text. patch: a pytest.MonkeyPatch."""
-    sync, awaited = (
-        httpx.HTTPTransport.handle_request,
-        httpx.AsyncHTTPTransport.handle_async_request,
-    )
 
-    def asking(request: httpx.Request) -> httpx.Request:
+    def asked(request: Any) -> Any:
         if request.url.path == "/v1/messages":
             request.headers["accept"] = FRAMES_TYPE
         return request
 
-    def told(response: httpx.Response) -> httpx.Response:
-        if response.headers.get("content-type") == FRAMES_TYPE:
+    def told(request: Any, response: Any) -> Any:
+        if response.headers.get("content-type") == FRAMES_TYPE and request.method == "POST":
             response.headers["content-type"] = "text/event-stream; charset=utf-8"
             response.stream = _Translated(response.stream)
         return response
 
-    def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        return told(sync(self, asking(request)))
-
-    async def handle_async(
-        self: httpx.AsyncHTTPTransport, request: httpx.Request
-    ) -> httpx.Response:
-        return told(await awaited(self, asking(request)))
-
-    patch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    patch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle_async)
+    for library in LIBRARIES:
+        _around(patch, library, asked, told)
 
 
 def watch_streams(patch: Any) -> None:
     """From now on, all clients over httpx, the SDKs among them. patch: a pytest.MonkeyPatch."""
-    sync, awaited = (
-        httpx.HTTPTransport.handle_request,
-        httpx.AsyncHTTPTransport.handle_async_request,
-    )
 
-    def watched(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    def told(request: Any, response: Any) -> Any:
         kind = response.headers.get("content-type", "")
         if response.status_code == 200 and "content-encoding" not in response.headers:
-            response.stream = _Watched(response.stream, request, kind)
+            response.stream = _Watched(response.stream, request.url.path, kind)
         return response
 
-    def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        return watched(request, sync(self, request))
-
-    async def handle_async(
-        self: httpx.AsyncHTTPTransport, request: httpx.Request
-    ) -> httpx.Response:
-        return watched(request, await awaited(self, request))
-
-    patch.setattr(httpx.HTTPTransport, "handle_request", handle)
-    patch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle_async)
+    for library in LIBRARIES:
+        _around(patch, library, lambda request: request, told)

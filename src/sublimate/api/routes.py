@@ -5,7 +5,6 @@ defines: TABLE, SHAPES, SINKS, begin, ROUTES
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
@@ -24,7 +23,6 @@ from .openai.errors import OPENAI_ERRORS, SHARED_ERRORS
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
-    from ..edge.grpc.call import Method
 
 TABLE: dict[str, Methods] = {
     "/v1/messages": {"POST": messages.create_message},
@@ -88,10 +86,4 @@ def begin(server: EdgeServer) -> None:
     resume(server)
 
 
-def _methods() -> Mapping[str, Method]:
-    from .grpc.services import methods  # with the protobuf runtime: only who is called by gRPC
-
-    return methods()
-
-
-ROUTES = Routes(TABLE, SHAPES, begin, SINKS, _methods)
+ROUTES = Routes(TABLE, SHAPES, begin, SINKS)
