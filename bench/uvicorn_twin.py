@@ -1,7 +1,8 @@
 """A plain uvicorn application that streams recorded frames: what a usual Python server pays for the
 same bytes, with no model, no template and no tokenizer behind it.
 
-usage: python bench/uvicorn_twin.py FRAMES.json [--port 0] [--step-ms 0]
+usage: python bench/uvicorn_twin.py FRAMES.json [--host 127.0.0.1] [--port 0] [--step-ms 0]
+           [--certificate PEM --key PEM]
 
 FRAMES.json: {"first": text, "deltas": [text, ...], "last": text}, server-sent events as a client
 got them. An answer of n tokens is `first`, n deltas and `last`, the last delta and `last` in one
@@ -82,7 +83,10 @@ class Twin:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("frames")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--certificate", default=None)
+    parser.add_argument("--key", default=None)
     parser.add_argument("--step-ms", type=float, default=0.0)
     arguments = parser.parse_args()
     with open(arguments.frames, encoding="utf-8") as file:
@@ -90,12 +94,21 @@ def main() -> None:
     deltas = [text.encode() for text in frames["deltas"]]
     step_seconds = arguments.step_ms / 1000
     twin = Twin(frames["first"].encode(), deltas, frames["last"].encode(), step_seconds)
-    listening = socket.create_server(("127.0.0.1", arguments.port), backlog=1024)
+    listening = socket.create_server((arguments.host, arguments.port), backlog=1024)
     port = listening.getsockname()[1]
     settings = uvicorn.Config(
-        twin, loop="uvloop", http="httptools", log_level="error", access_log=False, lifespan="off"
+        twin,
+        loop="uvloop",
+        http="httptools",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        ssl_certfile=arguments.certificate,
+        ssl_keyfile=arguments.key,
     )
-    print(json.dumps({"event": "ready", "url": f"http://127.0.0.1:{port}"}), flush=True)
+    scheme = "https" if arguments.certificate else "http"
+    url = f"{scheme}://{arguments.host}:{port}"
+    print(json.dumps({"event": "ready", "url": url}), flush=True)
     uvicorn.Server(settings).run(sockets=[listening])
 
 

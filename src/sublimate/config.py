@@ -31,6 +31,7 @@ PORT_MAX = 65535
 ROPE_FACTOR_MAX = 1024
 DEFAULT_PORT = 8000
 DEFAULT_TLS_PORT = 8443
+DEFAULT_GRPC_PORT = 8444
 DEFAULT_LEGACY_PORT = 8090
 QUEUE_DEFAULT = 256
 BATCH_CONCURRENCY_MAX = 64
@@ -242,6 +243,13 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
     tls_port: Annotated[
         int, Meta(ge=0, le=PORT_MAX, description="Port of HTTPS; 0 takes a free one.")
     ] = DEFAULT_TLS_PORT
+    grpc: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="gRPC over HTTP/2: auto beside HTTPS; on, too, in the clear on loopback."),
+    ] = "auto"
+    grpc_port: Annotated[
+        int, Meta(ge=0, le=PORT_MAX, description="Port of gRPC; 0 takes a free one.")
+    ] = DEFAULT_GRPC_PORT
     legacy_layer: Annotated[
         bool,
         Meta(

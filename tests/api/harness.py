@@ -113,6 +113,7 @@ def serve(
     prefill_delay_us_per_token: int = 0,
     info: dict[str, Any] | None = None,
     tls: bool = False,
+    grpc: bool = False,
     constrains: bool = True,
     routes: Routes = ROUTES,
 ) -> Iterator[Served]:
@@ -148,6 +149,7 @@ def serve(
         routes,
         sock,
         tls_sock=tls_sock,
+        grpc_address="127.0.0.1:0" if grpc else "",
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,
@@ -160,7 +162,7 @@ def serve(
             yield served
         finally:
             served.call(server.close)
-            served.call(lambda: None)
+            asyncio.run_coroutine_threadsafe(server.wait_closed(), loop).result(WAIT_SECONDS)
             loop.call_soon_threadsafe(loop.stop)
             edge.join()
             engine.stop()

@@ -223,6 +223,19 @@ def test_a_model_that_does_not_load() -> None:
 
 
 CAUSES = {
+    "call_unknown": "grpc::unimplemented_method_and_service",
+    "call_timeout_field": "grpc_mapping::what_is_no_timeout",
+    "call_compressed": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",
+    "call_framing": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",
+    "call_too_large": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",
+    "call_message": "grpc::what_is_no_message_of_the_method",
+    "call_one_message": "grpc::one_message_is_taken",
+    "call_no_service": "grpc::health",
+    "call_not_described": "grpc::reflection_answers_in_order",
+    "call_deadline": "grpc_calls::a_deadline_is_the_servers_too",
+    "call_encoding": "grpc_calls::a_coding_of_messages_is_refused",
+    "call_content_type": "grpc_calls::another_content_type_is_415",
+    "call_slow_reader": "grpc::a_client_that_does_not_read_costs_a_bound",
     "malformed_request": "wire::doubtful_framing_is_refused_and_closes",
     "unsupported_version": "error_shapes::another_version_of_http_is_refused",
     "unsupported_transfer_encoding": "wire::doubtful_framing_is_refused_and_closes",

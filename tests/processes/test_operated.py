@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from servers import Server, wait_until
 from test_serve import model as model
 from test_serve import script as script
 from test_serve import serving
 
 from sublimate.keys import KeyLimits, add_key
+from sublimate.v1 import frames_pb2, messages_pb2
 
 SECONDS = 20.0
 
@@ -25,8 +28,9 @@ SECONDS = 20.0
 def server(script: Path, tmp_path: Path) -> Iterator[Server]:
     keys = tmp_path / "keys.toml"
     add_key(keys, "first", KeyLimits())
-    more = ("--tls", "--tls-port", "0", "--data-dir", str(tmp_path), "--keys-file", str(keys))
-    with serving("--script", str(script), *more) as running:
+    ports = ("--tls", "--tls-port", "0", "--grpc-port", "0")
+    more = ("--data-dir", str(tmp_path), "--keys-file", str(keys))
+    with serving("--script", str(script), *ports, *more) as running:
         running.ready()
         yield running
 
@@ -62,8 +66,47 @@ def test_https_with_its_own_certificate_and_keys_that_change(
     trust = ssl.create_default_context(cafile=str(tmp_path / "tls" / "certificate.pem"))
     secure = f"https://127.0.0.1:{told['ports']['https']}"
     assert ask(secure, key, trust) == 200
+    certificate = (tmp_path / "tls" / "certificate.pem").read_bytes()
+    assert call_by_grpc(told["ports"]["grpc"], key, certificate).content
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+def call_by_grpc(port: int, key: str, certificate: bytes) -> frames_pb2.Message:
+    """The answer to a small request."""
+    request = messages_pb2.CreateMessageRequest(model="default", max_tokens=3)
+    request.messages.add(role="user", text="hi")
+    credentials = grpc.ssl_channel_credentials(certificate)
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+        method = channel.unary_unary(
+            "/sublimate.v1.Messages/CreateMessage",
+            request_serializer=messages_pb2.CreateMessageRequest.SerializeToString,
+            response_deserializer=frames_pb2.Message.FromString,
+        )
+        return method(request, timeout=SECONDS, metadata=(("x-api-key", key),))
+
+
+def test_grpc_in_the_clear_survives_its_edge(script: Path, tmp_path: Path) -> None:
+    """Each edge binds the port that the supervisor holds; without --grpc on there is none."""
+    more = ("--grpc", "on", "--grpc-port", "0", "--data-dir", str(tmp_path))
+    with serving("--script", str(script), *more) as running:
+        url = running.ready()["edge"]["grpc"]
+        patience = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.min_reconnect_backoff_ms", 200)]
+        with grpc.insecure_channel(url.removeprefix("http://"), patience) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            assert is_serving(health)
+            os.kill(running.children()["sublimate.edge"], signal.SIGKILL)
+            wait_until(lambda: is_serving(health), SECONDS)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+
+
+def is_serving(health: Any) -> bool:
+    try:
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+    except grpc.RpcError:
+        return False
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 # ---- batches -------------------------------------------------------------------------------------

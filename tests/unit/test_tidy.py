@@ -426,6 +426,15 @@ def test_no_cycle_between_files() -> None:
     assert cycle_in({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == ["a", "b", "c"]
 
 
+MODULES = {
+    "protobuf": "google",
+    "grpcio": "grpc",
+    "grpcio_health_checking": "grpc_health",
+    "grpcio_reflection": "grpc_reflection",
+}
+"""Of packages whose modules have another name."""
+
+
 def test_dependencies_are_what_is_imported() -> None:
     """pyproject.toml declares every package that src imports, and no other."""
     project = tomllib.loads(house.read("pyproject.toml"))["project"]
@@ -433,9 +442,9 @@ def test_dependencies_are_what_is_imported() -> None:
     declared = [*project["dependencies"]]
     declared += [line for name in ("client", "hub", "tls", "otel") for line in extras[name]]
     names = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in declared}
-    # Packages of one name space, and one whose modules are in another's.
+    # Packages of one name space.
     names = {name.partition("_")[0] if name[:13] == "opentelemetry" else name for name in names}
-    names = {"google" if name == "protobuf" else name for name in names}
+    names = {MODULES.get(name, name) for name in names}
     imported: set[str] = set()
     generated = [p for p in house.tracked_files() if p.startswith(house.GENERATED)]
     for path in [*PYTHON, *(p for p in generated if p.endswith(".py"))]:

@@ -5,6 +5,7 @@ defines: TABLE, SHAPES, SINKS, begin, ROUTES
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
@@ -23,6 +24,7 @@ from .openai.errors import OPENAI_ERRORS, SHARED_ERRORS
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
+    from ..edge.grpc.call import Method
 
 TABLE: dict[str, Methods] = {
     "/v1/messages": {"POST": messages.create_message},
@@ -86,4 +88,10 @@ def begin(server: EdgeServer) -> None:
     resume(server)
 
 
-ROUTES = Routes(TABLE, SHAPES, begin, SINKS)
+def _methods() -> Mapping[str, Method]:
+    from .grpc.services import methods  # with the protobuf runtime: only who is called by gRPC
+
+    return methods()
+
+
+ROUTES = Routes(TABLE, SHAPES, begin, SINKS, _methods)

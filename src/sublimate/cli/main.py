@@ -4,7 +4,7 @@ Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hard
 listen, 6 a server that was talked to, 130 interrupted.
 
 defines: main, app and the commands serve, chat, launch claude, launch env, ps, doctor, pull,
-models, probe, limits, bench, tax, config show, keys, version
+models, probe, limits, bench, tax, wire-compare, config show, keys, version
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def serve(
     tls_port: flags.TlsPort = None,
     tls_certificate: flags.TlsCertificate = None,
     tls_key: flags.TlsKey = None,
+    grpc: flags.Grpc = None,
+    grpc_port: flags.GrpcPort = None,
     legacy_layer: flags.LegacyLayer = None,
     legacy_port: flags.LegacyPort = None,
     stay: flags.Stay = None,
@@ -411,6 +413,42 @@ def tax(
         own = {name: given[name] for name in Options.__struct_fields__}
         own["figure"] = figure or []
         return run(effective, Options(**own))
+
+    _exit(run_guarded(action))
+
+
+@app.command("wire-compare")
+def wire_compare(
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(help="old, uvicorn, http1, tls, frames, grpc, h3; all if not given."),
+    ] = None,
+    requests: Annotated[int, typer.Option("-n", "--requests", help="Of each in a round.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds of everything, interleaved.")] = 3,
+    generate: Annotated[int, typer.Option(help="Tokens out.")] = 32,
+    step_ms: Annotated[float, typer.Option(help="The engine's time for each token.")] = 2.0,
+    rtt: Annotated[
+        float, typer.Option(help="Round trip in ms between client and server; 0: loopback.")
+    ] = 0.0,
+    loss: Annotated[float, typer.Option(help="Share of packets that vanish, 0 to 1.")] = 0.0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder for wire.json and wire.svg.")
+    ] = None,
+    model: flags.Model = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Capture what a request costs on the wire, old layer against new. As root: it makes a network
+    of its own."""
+    given: dict[str, Any] = dict(locals())
+
+    def action() -> int:
+        from .wire import Options
+        from .wire import wire_compare as run
+
+        own = {name: given[name] for name in Options.__struct_fields__}
+        own["subject"] = subject or []
+        return run(_settings(config, model=model), Options(**own))
 
     _exit(run_guarded(action))
 

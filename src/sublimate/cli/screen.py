@@ -183,6 +183,8 @@ def _lines(
         lines.append(
             ("HTTPS", f"{edge['https']}, certificate SHA-256 {edge['certificate_sha256']}")
         )
+    if "grpc" in edge:
+        lines.append(("gRPC", edge["grpc"]))
     if count := _keys(settings):
         lines.append(("API keys", str(count)))
     return lines

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
 from ..keys import read_keys
 from ..model.files import fetch
-from ..supervisor.listen import bind
+from ..supervisor.listen import bind, hold
 from ..supervisor.supervise import EDGE_MODULE, Supervisor
 from .certificate import own_certificate
 from .screen import JsonReporter, ScreenReporter
@@ -59,6 +60,14 @@ def _found(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, edge=edge)
 
 
+def _speaks_grpc(settings: Settings, address: str) -> bool:
+    """Whether it listens for gRPC. Raises ConfigError if that would be in the clear for others."""
+    chosen, secure = settings.server.grpc, bool(settings.edge.tls_certificate)
+    if chosen == "on" and not secure and not ip_address(address).is_loopback:
+        raise ConfigError("grpc = on: gRPC in the clear is for loopback only. Add --tls.")
+    return chosen == "on" or (chosen == "auto" and secure)
+
+
 def serve(effective: Effective) -> ExitCode:
     """Runs until a signal. Raises SublimateError."""
     started_seconds = time.monotonic()
@@ -73,6 +82,11 @@ def serve(effective: Effective) -> ExitCode:
         listen_tls = None
         if settings.edge.tls_certificate:
             listen_tls = sockets.enter_context(bind(settings.server.host, settings.server.tls_port))
+        grpc_address = ""
+        if _speaks_grpc(settings, listen.getsockname()[0]):
+            held = sockets.enter_context(hold(settings.server.host, settings.server.grpc_port))
+            address, port = held.getsockname()[:2]
+            grpc_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         reporter = reporter_class(settings, settings.model, started_seconds)
         file = fetch(settings.model, cache_folder(settings), reporter.fetching)
         reporter.model_name = file.name
@@ -90,6 +104,7 @@ def serve(effective: Effective) -> ExitCode:
             model_name=file.name,
             listen=listen,
             listen_tls=listen_tls,
+            grpc_address=grpc_address,
             reporter=reporter,
             edge_module=edge_module,
         )

@@ -80,12 +80,14 @@ class Attached(Message, frozen=True, tag="attached"):
 # ---- supervisor -> edge ----
 class Start(Message, frozen=True, tag="start"):
     """Begin to answer on the listening socket that travels with this message, and with TLS on the
-    second one if there are two."""
+    second one if there are two. `grpc_address`: host:port for gRPC, which the supervisor holds for
+    this; empty: none."""
 
     settings: EdgeSettings
     log: LogSettings
     model_path: str
     model_name: str
+    grpc_address: str = ""
 
 
 class EngineUp(Message, frozen=True, tag="engine_up"):

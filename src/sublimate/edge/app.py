@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from ipaddress import ip_address
-from typing import Any, Protocol, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from .. import _core
 from ..config import EdgeSettings
@@ -37,6 +38,9 @@ from .stream import Answer
 from .telemetry import open_telemetry
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
+
+if TYPE_CHECKING:
+    from .grpc.listener import GrpcListener
 
 LOG = logging.getLogger("sublimate.edge")
 DEBUG_PATHS = "/v1/debug/"
@@ -109,6 +113,7 @@ class EdgeServer:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
         self._tls: ssl.SSLContext | None = None
+        self._grpc: GrpcListener | None = None
         self.ports: dict[str, int] = {}
         """Where it listens: http, https."""
         self.tls_info: dict[str, str] = {}
@@ -144,6 +149,27 @@ class EdgeServer:
         self.ports["https"] = port
         url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         self.tls_info = {"https": url, "certificate_sha256": fingerprint(certificate)}
+
+    async def listen_grpc(self, address: str) -> None:
+        """gRPC over HTTP/2 on host:port, with TLS where the server has a certificate. Raises
+        ConfigError, ListenError."""
+        from .grpc.listener import GrpcListener  # as large as all else: only who asks for it
+
+        listener = self.part(GrpcListener)
+        self.ports["grpc"] = await listener.listen(address, self._certificate())
+        self._grpc = listener
+
+    @property
+    def grpc_url(self) -> str:
+        """Empty without gRPC over HTTP/2."""
+        return self._grpc.url if self._grpc is not None else ""
+
+    def _certificate(self) -> tuple[bytes, bytes] | None:
+        """Key and chain in PEM, as the settings name them."""
+        if not self.settings.tls_certificate:
+            return None
+        chain = Path(self.settings.tls_certificate).read_bytes()
+        return Path(self.settings.tls_key).read_bytes() if self.settings.tls_key else chain, chain
 
     def connection_opened(self, connection: HttpConnection) -> bool:
         if len(self._connections) >= self._connection_cap:
@@ -376,6 +402,8 @@ class EdgeServer:
             self.access.reload()
             if self._tls is not None:
                 load_chain(self._tls, self.settings.tls_certificate, self.settings.tls_key)
+                if self._grpc is not None and (certificate := self._certificate()):
+                    self._grpc.reload(certificate)
         except ConfigError as error:
             LOG.error("Not everything could be read again. %s", error)
         else:
@@ -425,3 +453,9 @@ class EdgeServer:
             self.telemetry.close()
             self.telemetry = None
         self.workers.shutdown(wait=False, cancel_futures=True)
+
+    async def wait_closed(self) -> None:
+        """After `close`: what was written last goes out."""
+        if self._grpc is not None:
+            await self._grpc.wait_closed()
+        await asyncio.sleep(0)

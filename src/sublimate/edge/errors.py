@@ -3,8 +3,8 @@
 No text comes from an exception: a text has fixed words, and its blanks take numbers, names from
 our own tables, and paths of the request's fields.
 
-defines: ErrorKind, TABLE, ApiError, field_error, envelope, error_event, ErrorShape,
-         MESSAGES_SHAPE
+defines: ErrorKind, TABLE, GRPC_CODES, grpc_code, ApiError, field_error, envelope, error_event,
+         ErrorShape, MESSAGES_SHAPE
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class ErrorKind(msgspec.Struct, frozen=True):
     retry: bool | None = None
     close: bool = False
     """The connection ends after it: what follows on the wire cannot be trusted or is not wanted."""
+    grpc: int | None = None
+    """Its code in gRPC, where its own rules want another than GRPC_CODES has for the status."""
 
 
 INVALID = "invalid_request_error"
@@ -81,6 +83,32 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "too_many_connections": ErrorKind(
         503, OVERLOADED, "This server has no room for more connections.", retry=True, close=True
+    ),
+    # Calls of gRPC.
+    "call_unknown": ErrorKind(404, NOT_FOUND, "There is no such gRPC method here.", grpc=12),
+    "call_content_type": ErrorKind(
+        415, INVALID, "A gRPC method is called with POST and content-type application/grpc."
+    ),
+    "call_timeout_field": ErrorKind(
+        400, INVALID, "grpc-timeout: expected 1 to 8 digits and one of H, M, S, m, u, n."
+    ),
+    "call_encoding": ErrorKind(
+        415, INVALID, "grpc-encoding: messages are taken here as they are (identity).", grpc=12
+    ),
+    "call_compressed": ErrorKind(
+        400, INVALID, "A message is marked as compressed, and grpc-encoding names no way.", grpc=13
+    ),
+    "call_framing": ErrorKind(400, INVALID, "The messages of the call are cut wrong.", grpc=13),
+    "call_message": ErrorKind(400, INVALID, "The message is not one of this method's.", grpc=13),
+    "call_one_message": ErrorKind(400, INVALID, "This method takes one message.", grpc=12),
+    "call_too_large": ErrorKind(
+        413, "request_too_large", "A message may have {maximum} bytes at most."
+    ),
+    "call_no_service": ErrorKind(404, NOT_FOUND, "There is no service of this name."),
+    "call_not_described": ErrorKind(404, NOT_FOUND, "No file of this server describes that."),
+    "call_deadline": ErrorKind(504, "api_error", "The deadline of the call has passed."),
+    "call_slow_reader": ErrorKind(
+        408, INVALID, "The answer was not read, and as much of it waits as may.", grpc=8
     ),
     # Access and routes.
     "unauthenticated": ErrorKind(
@@ -252,6 +280,31 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "internal": ErrorKind(500, "api_error", "An internal error occurred."),
 }
+
+
+GRPC_CODES = {
+    400: 3,  # INVALID_ARGUMENT
+    401: 16,  # UNAUTHENTICATED
+    403: 7,  # PERMISSION_DENIED
+    404: 5,  # NOT_FOUND
+    405: 12,  # UNIMPLEMENTED
+    408: 4,  # DEADLINE_EXCEEDED
+    413: 8,  # RESOURCE_EXHAUSTED
+    415: 12,
+    425: 14,  # UNAVAILABLE
+    429: 8,
+    431: 8,
+    500: 13,  # INTERNAL
+    503: 14,
+    504: 4,
+    529: 14,
+}
+"""Every status of the table, and what it is in gRPC. Clients repeat calls that end UNAVAILABLE."""
+
+
+def grpc_code(kind: ErrorKind) -> int:
+    """As google.rpc.Code has them."""
+    return GRPC_CODES[kind.status] if kind.grpc is None else kind.grpc
 
 
 class ApiError(Exception):

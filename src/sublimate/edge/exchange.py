@@ -105,6 +105,7 @@ class Exchange:
         "started_seconds",
         "status",
         "streaming",
+        "streams",
         "timing",
         "was_slow",
         "wire",
@@ -135,6 +136,8 @@ class Exchange:
         """Headers of every answer on this exchange."""
         self.status = 0
         """0 until the head of the answer is written."""
+        self.streams: bool | None = None
+        """Whether the answer is a stream, where its transport has to know; None: the body says."""
         self.streaming = False
         self.answered = False
         self.was_slow = False

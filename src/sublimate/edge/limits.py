@@ -83,6 +83,22 @@ SOCKET_SEND_BUFFER_BYTES = 128 * KIB
 """Kernel memory of one connection; without it the kernel takes megabytes of a stream that nobody
 reads before the budget of unsent bytes is even touched."""
 
+# ---- gRPC ----------------------------------------------------------------------------------------
+GRPC_CALLS_MAX = 4096
+"""Calls at once on the port of gRPC; beyond that its library answers RESOURCE_EXHAUSTED."""
+GRPC_STREAMS_MAX = 256
+"""Calls at once on one connection; clients wait for their turn."""
+GRPC_PING_SECONDS = 60.0
+"""A connection that is silent for so long is asked whether it lives, and ends without an answer."""
+GRPC_PING_ANSWER_SECONDS = 20.0
+GRPC_PINGS_APART_SECONDS = 10.0
+"""Clients that ask more often while nothing is under way are sent away."""
+GRPC_CONNECTION_SECONDS = 3600.0
+"""Then a connection takes no new calls and its client makes another one, so that those of a fleet
+do not all stay with the server that was there first."""
+GRPC_CONNECTION_GRACE_SECONDS = 3600.0
+"""For the calls that are under way by then. It ends those that nobody reads, too."""
+
 # ---- content codings -----------------------------------------------------------------------------
 GZIP_BYTES_MIN = 8 * KIB
 """Whole answers from here on are compressed for clients that take it. Below, and for anything on

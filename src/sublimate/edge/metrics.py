@@ -110,6 +110,8 @@ class Metrics(Collector):
         }
         """The profile is what decides who goes first."""
         self.divergences: Counter[str] = Counter()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """Of gRPC, by transport and how they ended."""
         self.pings = 0
         self.connections = 0
         self.load_utilization_ppm = 0
@@ -177,6 +179,12 @@ class Metrics(Collector):
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
+        calls = CounterMetricFamily(
+            PREFIX + "grpc_calls", "Calls by end.", labels=[*labels, "transport", "end"]
+        )
+        for (transport, end), count in sorted(self.calls.items()):
+            calls.add_metric([*labels.values(), transport, end], count)
+        yield calls
         pings = CounterMetricFamily(PREFIX + "pings", "Pings sent.", labels=list(labels))
         pings.add_metric(list(labels.values()), self.pings)
         yield pings

@@ -68,6 +68,7 @@ class EdgeProcess:
             self._routes,
             sock,
             tls_sock=secure[0] if secure else None,
+            grpc_address=start.grpc_address,
             http_limits=http_limits,
         )
         loop = asyncio.get_running_loop()
@@ -77,13 +78,15 @@ class EdgeProcess:
         gc.collect()
         gc.freeze()
         info = {"template": str(model.template.report), **self._server.tls_info}
+        if self._server.grpc_url:
+            info["grpc"] = self._server.grpc_url
         self._tell(channel.EdgeReady(info=info))
         try:
             await self._ended.wait()
         finally:
             loop.remove_reader(self._control.fileno())
             self._server.close()
-            await asyncio.sleep(0)  # what was written last goes out
+            await self._server.wait_closed()
 
     def _follow(self, server: EdgeServer) -> None:
         """All messages that have arrived."""

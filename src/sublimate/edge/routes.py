@@ -6,6 +6,7 @@ defines: Handler, Routes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
@@ -13,6 +14,7 @@ from .exchange import BodySink, Exchange, Request
 
 if TYPE_CHECKING:
     from .app import EdgeServer
+    from .grpc.call import Method
 
 Handler = Callable[["EdgeServer", Exchange], Awaitable[None] | None]
 Methods = Mapping[str, Handler]
@@ -28,7 +30,8 @@ class Routes:
 
     `shapes`: how errors look on paths that begin so, known or not; elsewhere as the Messages API
     has them. `sinks`: handlers whose bodies go elsewhere than into memory. `begin` is called with
-    each server that starts to listen. Raises ValueError for a table that could never be served."""
+    each server that starts to listen. `calls` makes the table of gRPC's methods by path, when
+    the first call comes. Raises ValueError for a table that could never be served."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Routes:
         shapes: Mapping[str, ErrorShape] | None = None,
         begin: Callable[[EdgeServer], None] = lambda server: None,
         sinks: Mapping[Handler, SinkMaker] | None = None,
+        calls: Callable[[], Mapping[str, Method]] = dict,
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -45,10 +49,16 @@ class Routes:
         self.table = table
         self.begin = begin
         self.sinks = sinks or {}
+        self._make_calls = calls
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path
         ]
+
+    @cached_property
+    def calls(self) -> Mapping[str, Method]:
+        """Of gRPC, by path: /package.Service/Method."""
+        return self._make_calls()
 
     def find(self, request: Request) -> Handler:
         """Raises ApiError: 404 for an unknown path, 405 for a method that a path does not take."""

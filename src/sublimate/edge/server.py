@@ -28,12 +28,14 @@ async def create_server(
     sock: socket.socket,
     *,
     tls_sock: socket.socket | None = None,
+    grpc_address: str = "",
     http_limits: HttpLimits | None = None,
     region: _core.Region | None = None,
     engine_info: dict[str, Any] | None = None,
 ) -> EdgeServer:
     """An edge that answers on a listening socket; with a region it serves from the start. On
-    tls_sock it speaks TLS, with the certificate of the settings. Raises ConfigError.
+    tls_sock it speaks TLS, with the certificate of the settings; at grpc_address (host:port) gRPC
+    over HTTP/2. Raises ConfigError, ListenError.
 
     engine_info: as the engine reports it: at least context_length.
     """
@@ -45,6 +47,8 @@ async def create_server(
     if tls_sock is not None:
         tune(tls_sock)
         await server.listen_tls(tls_sock)
+    if grpc_address:
+        await server.listen_grpc(grpc_address)
     return server
 
 

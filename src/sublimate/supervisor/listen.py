@@ -1,6 +1,6 @@
 """The listening socket, bound once by the supervisor and inherited by every edge.
 
-defines: bind, address_url
+defines: bind, hold, address_url
 """
 
 from __future__ import annotations
@@ -15,6 +15,21 @@ BACKLOG = 1024
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises ListenError."""
+    sock = _bound(host, port, "--port", BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def hold(host: str, port: int) -> socket.socket:
+    """A socket that takes the port and does not listen: what listens there is a library that binds
+    by itself, in each edge anew. Nobody else listened on it, and SO_REUSEPORT, set once that is
+    known, lets this user's processes do. Raises ListenError."""
+    sock = _bound(host, port, "--grpc-port")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return sock
+
+
+def _bound(host: str, port: int, flag: str, backlog: int = 0) -> socket.socket:
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
@@ -24,22 +39,22 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        if backlog:
+            sock.listen(backlog)
     except OSError as error:
         sock.close()
-        raise ListenError(_why(host, port, error)) from None
-    sock.setblocking(False)
+        raise ListenError(_why(host, port, flag, error)) from None
     return sock
 
 
-def _why(host: str, port: int, error: OSError) -> str:
+def _why(host: str, port: int, flag: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"Port {port} on {host} is in use. Stop what listens there, or choose another "
-            f"with --port (0 takes a free one)."
+            f"with {flag} (0 takes a free one)."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"This user may not listen on port {port}. Choose one above 1023 with --port."
+        return f"This user may not listen on port {port}. Choose one above 1023 with {flag}."
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine. Choose another with --host."
     return f"Cannot listen on {host}:{port}: {error.strerror}."

@@ -60,6 +60,7 @@ class Supervisor:
         listen: socket.socket,
         reporter: Reporter,
         listen_tls: socket.socket | None = None,
+        grpc_address: str = "",
         edge_module: str = EDGE_MODULE,
     ) -> None:
         self._settings = settings
@@ -67,6 +68,7 @@ class Supervisor:
         self._model_name = model_name
         self._listen = listen
         self._listen_tls = listen_tls
+        self._grpc_address = grpc_address
         self._reporter = reporter
         self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
         self._edge = Worker("edge", edge_module, channel.FromEdge)
@@ -280,6 +282,7 @@ class Supervisor:
             log=self._settings.log,
             model_path=self._model_path,
             model_name=self._model_name,
+            grpc_address=self._grpc_address,
         )
         listening = (self._listen, self._listen_tls)
         self._edge.send(start, tuple(sock.fileno() for sock in listening if sock is not None))

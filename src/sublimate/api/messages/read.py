@@ -60,6 +60,8 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
     owner = exchange.tenant_key
     generation = _generation(server, request, request, profile, owner)
     changes: dict[str, Any] = {"names_window": _names_window(server, exchange)}
+    if exchange.streams is not None:
+        changes["stream"] = exchange.streams
     if request.diagnostics is not None:
         # Here and not when the answer begins: long bodies are read on worker threads.
         changes["fingerprint"] = fingerprint(generation)

@@ -1,0 +1,160 @@
+"""HTTP/3 for `sublimate wire-compare`, by aioquic: a new connection sends its request with the
+first flight (0-RTT) where a ticket of the one before allows it.
+
+defines: Http3
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import secrets
+import ssl
+import time
+from typing import Any
+
+from ..errors import PeerError
+from .wire_order import FRAMES, MESSAGES, TIMEOUT_SECONDS, Counts, Order, Timing, timed
+
+NAME = "localhost"
+KEY_BYTES = 12
+END_SECONDS = 0.02
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - where a client sends from
+
+
+class Http3:
+    """One connection at a time, on an event loop of its own."""
+
+    def __init__(self, order: Order) -> None:
+        self.counts = Counts()
+        self._order = order
+        self._ticket: Any = None
+        self._protocol: Any = None
+        self._runner = asyncio.Runner()
+        try:
+            self._asyncio: Any = importlib.import_module("aioquic.asyncio")
+            self._configuration: Any = importlib.import_module("aioquic.quic.configuration")
+            self._h3: Any = importlib.import_module("aioquic.h3.connection")
+            self._h3_events: Any = importlib.import_module("aioquic.h3.events")
+            self._events: Any = importlib.import_module("aioquic.quic.events")
+        except ImportError:
+            raise PeerError("aioquic is not installed.") from None
+
+    def ask(self, body: bytes) -> Timing:
+        return self._runner.run(self._ask(body))
+
+    def hang_up(self) -> None:
+        if self._protocol is not None:
+            self._runner.run(self._close())
+
+    async def _close(self) -> None:
+        protocol, self._protocol = self._protocol, None
+        protocol.close()
+        await asyncio.sleep(END_SECONDS)  # the close frame goes out; nobody waits for its echo
+        protocol._transport.close()
+
+    async def _ask(self, body: bytes) -> Timing:
+        begun = time.perf_counter()
+        protocol = self._protocol or await self._connect()
+        reply = _Reply(self._h3_events)
+        protocol.replies[protocol.begin(body, self._order)] = reply
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await reply.ended
+        return timed(begun, reply.status, reply.first_byte_at, reply.body_bytes)
+
+    async def _connect(self) -> Any:
+        configuration = self._configuration.QuicConfiguration(
+            is_client=True,
+            alpn_protocols=["h3"],
+            server_name=NAME,
+            max_datagram_frame_size=65536,
+            session_ticket=self._ticket,
+            verify_mode=ssl.CERT_REQUIRED,
+        )
+        configuration.load_verify_locations(self._order.certificate)
+        self.counts.handshakes += 1
+        loop = asyncio.get_running_loop()
+        outer = self
+
+        class Protocol(self._asyncio.QuicConnectionProtocol):
+            """Tells replies apart and counts how the handshake went."""
+
+            def __init__(self, connection: Any) -> None:
+                super().__init__(connection)  # pyright: ignore[reportUnknownMemberType]
+                self.replies: dict[int, _Reply] = {}
+                self.h3 = outer._h3.H3Connection(connection)
+
+            def begin(self, body: bytes, order: Order) -> int:
+                stream = int(self._quic.get_next_available_stream_id())
+                place = f"{NAME}:{order.ports['h3']}".encode()
+                fields = [
+                    (b":method", b"POST"),
+                    (b":scheme", b"https"),
+                    (b":authority", place),
+                    (b":path", MESSAGES.encode()),
+                    (b"accept", FRAMES.encode()),
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode()),
+                    # A request that may be sent early may be sent twice: it carries its name.
+                    (b"idempotency-key", secrets.token_hex(KEY_BYTES).encode()),
+                ]
+                self.h3.send_headers(stream, fields)
+                self.h3.send_data(stream, body, True)
+                self.transmit()
+                return stream
+
+            def quic_event_received(self, event: Any) -> None:
+                if isinstance(event, outer._events.HandshakeCompleted):
+                    outer.counts.resumed += bool(event.session_resumed)
+                    outer.counts.early += bool(event.early_data_accepted)
+                for said in self.h3.handle_event(event):
+                    reply = self.replies.get(said.stream_id)
+                    if reply is not None:
+                        reply.take(said)
+                if isinstance(event, outer._events.ConnectionTerminated):
+                    for reply in self.replies.values():
+                        reply.break_off()
+
+        quic = importlib.import_module("aioquic.quic.connection")
+        connection = quic.QuicConnection(
+            configuration=configuration, session_ticket_handler=self._keep
+        )
+        place = (self._order.address, self._order.ports["h3"])
+        _, protocol = await loop.create_datagram_endpoint(
+            lambda: Protocol(connection), local_addr=(ANY_ADDRESS, 0)
+        )
+        protocol.connect(place, transmit=self._ticket is None)
+        self._protocol = protocol
+        if self._ticket is None:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await protocol.wait_connected()
+        return protocol
+
+    def _keep(self, ticket: Any) -> None:
+        self._ticket = ticket
+
+
+class _Reply:
+    """What came on one stream."""
+
+    def __init__(self, events: Any) -> None:
+        self._events = events
+        self.status = 0
+        self.body_bytes = 0
+        self.first_byte_at = 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, said: Any) -> None:
+        if isinstance(said, self._events.HeadersReceived):
+            fields = dict(said.headers)
+            self.status = int(fields.get(b":status", b"0")) or self.status
+        elif isinstance(said, self._events.DataReceived):
+            if said.data and not self.body_bytes:
+                self.first_byte_at = time.perf_counter()
+            self.body_bytes += len(said.data)
+        if said.stream_ended and not self.ended.done():
+            self.ended.set_result(None)
+
+    def break_off(self) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(PeerError("The connection ended in an answer."))
