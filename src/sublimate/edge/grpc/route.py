@@ -80,8 +80,10 @@ class _Route:
 
     chunked = False
     descriptor = -1
+    standing: Sequence[Header] = ()
 
     def __init__(self, method: RouteMethod, call: Call) -> None:
+        self.protocol = call.carrier.protocol
         self._method = method
         self._call = call
         self._message: bytes | None = None
@@ -211,6 +213,8 @@ class _Nowhere:
     """The wire of an exchange that only asks for access."""
 
     chunked = False
+    protocol = ""
+    standing: Sequence[Header] = ()
 
 
 def check_access(call: Call, target: bytes) -> None:
