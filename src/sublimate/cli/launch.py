@@ -4,7 +4,7 @@ Every figure comes from what the server serves now, never from what its model wa
 agent's own prompt is known to the agent alone, so nothing is computed ahead: its first turn fills
 the cache and the second reads it.
 
-defines: environment, check_context, shown, launch_claude, launch_env
+defines: environment, check_context, shown, run_child, launch_claude, launch_env
 """
 
 from __future__ import annotations
@@ -133,12 +133,13 @@ def launch_claude(
         variables = {**os.environ, **environment(peer.url, peer.key, model)}
         # The other name of the key would win over the one that fits this server.
         variables.pop("ANTHROPIC_API_KEY", None)
-        return _run([program, *arguments], variables)
+        return run_child([program, *arguments], variables)
 
 
-def _run(command: Sequence[str], variables: dict[str, str]) -> int:
-    """Ctrl-C is for the agent, which shares our terminal; we wait for what it makes of it."""
-    old = signal.signal(signal.SIGINT, _for_the_agent)
+def run_child(command: Sequence[str], variables: dict[str, str]) -> int:
+    """Its exit status. Ctrl-C is for the child, which shares our terminal; we wait for what it
+    makes of it."""
+    old = signal.signal(signal.SIGINT, _for_the_child)
     try:
         status = subprocess.run(command, env=variables, check=False).returncode  # noqa: S603
     finally:
@@ -146,7 +147,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
     return status if status >= 0 else SIGNAL_EXIT - status
 
 
-def _for_the_agent(number: int, frame: FrameType | None) -> None:
+def _for_the_child(number: int, frame: FrameType | None) -> None:
     """A handler and not SIG_IGN, which the agent would inherit."""
 
 

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 130 interrupted.
 
-defines: main, app and the commands serve, chat, launch claude, launch env, ps, doctor, pull,
+defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, doctor, pull,
 models, probe, limits, bench, tax, wire-compare, config show, keys, version
 """
 
@@ -180,6 +180,20 @@ def launch_claude(
 
         words = arguments or []
         return run(effective, words, config=config, url=url, any_context=any_context)
+
+    _exit(run_guarded(action))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The program with its arguments, after --.")],
+) -> None:
+    """Run a program whose anthropic clients use our transport, with its code unchanged."""
+
+    def action() -> int:
+        from .run import run_program
+
+        return run_program(command)
 
     _exit(run_guarded(action))
 

@@ -56,3 +56,5 @@ class Answer:
     headers: list[Field]
     body: Pipe
     used: Used
+    is_framed: bool = False
+    """Frames were asked for, and are read by us."""

@@ -16,8 +16,9 @@ import msgspec
 from ..errors import ConfigError
 
 Carrier = Literal["grpc-h3", "h3", "grpc-h2", "frames", "http/1.1"]
-CARRIERS: tuple[Carrier, ...] = ("grpc-h3", "h3", "grpc-h2", "frames", "http/1.1")
-"""Best first. frames: HTTP/1.1 whose streams are binary; http/1.1: with server-sent events."""
+CARRIERS: tuple[Carrier, ...] = ("h3", "grpc-h3", "grpc-h2", "frames", "http/1.1")
+"""Best first. h3 comes before grpc-h3, since it carries all requests, and their errors as they are.
+h3, frames: streams are binary frames; http/1.1: server-sent events."""
 OVER_QUIC: tuple[Carrier, ...] = ("grpc-h3", "h3")
 OVER_GRPC: tuple[Carrier, ...] = ("grpc-h3", "grpc-h2")
 WITHOUT_QUIC: tuple[Carrier, ...] = ("grpc-h2", "frames", "http/1.1")
@@ -33,9 +34,10 @@ BLOCKED_SECONDS_MAX = 900.0
 PORT_MAX = 65535
 DIGEST_CHARACTERS = 64
 
-Kind = Literal["stream", "message", "count", "models", "other"]
-"""A stream or a whole answer of the Messages API, its other calls that gRPC has, all else."""
-MESSAGES, COUNT, MODELS = "/v1/messages", "/v1/messages/count_tokens", "/v1/models"
+Kind = Literal["stream", "message", "count", "other"]
+"""A stream or a whole answer of the Messages API, a count of tokens, all else. gRPC has the models
+too, but not with all that their JSON says."""
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
 
 def allowed_carriers(given: Sequence[str], environment: Mapping[str, str]) -> tuple[Carrier, ...]:
@@ -63,8 +65,6 @@ class _Asked(msgspec.Struct):
 def kind_of(method: str, path: str, body: bytes) -> Kind:
     """path: without the query."""
     path = path.rstrip("/")
-    if method == "GET" and (path == MODELS or path.rpartition("/")[0] == MODELS):
-        return "models"
     if method != "POST":
         return "other"
     if path == COUNT:
@@ -195,4 +195,4 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
 def _can_carry(name: Carrier, kind: Kind) -> bool:
     if name == "frames":
         return kind == "stream"
-    return kind != "other" if name in OVER_GRPC else True
+    return kind in ("stream", "message", "count") if name in OVER_GRPC else True

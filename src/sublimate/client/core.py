@@ -19,6 +19,7 @@ from . import discovery
 from .background import Background
 from .calls import HOP_BY_HOP, Answer, Call
 from .choice import (
+    LIST,
     OVER_GRPC,
     OVER_HTTP1,
     Carrier,
@@ -29,6 +30,7 @@ from .choice import (
     kind_of,
     plan,
 )
+from .events import FRAMES_TYPE
 from .library import CarrierError
 from .network import Network
 from .report import Tally, Used, say
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 IDEMPOTENCY_KEY = "idempotency-key"
 PORTS = {"http": 80, "https": 443}
 DISCOVERY_SECONDS = 5.0
+OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,11 @@ class Core:
     def __init__(
         self, library: Any, carriers: Sequence[str], verify: Any, environment: Mapping[str, str]
     ) -> None:
-        """carriers: those that may be used, best first; empty: chosen by the environment. A caller
-        who names some wants them from the first request on: then servers are asked at once."""
+        """carriers: those that may be used, best first; empty: chosen by the environment. Who names
+        some, here or there, wants them from the first request on: servers are asked at once."""
         self.library = library
         self.allowed: tuple[Carrier, ...] = allowed_carriers(carriers, environment)
-        self.asks_first = bool(carriers)
+        self.asks_first = bool(carriers or environment.get(LIST))
         self.verify = verify
         self.tally = Tally()
         self._origins: dict[tuple[str, str, int], Origin] = {}
@@ -109,6 +112,8 @@ class Core:
             chosen = plan(origin, "other", self.allowed)
             return Way(origin, chosen.without(OVER_GRPC, "body is a stream"), None)
         kind = kind_of(request.method, request.url.path, body)
+        if FRAMES_TYPE in request.headers.get("accept", ""):
+            kind = "other"  # the caller reads frames
         chosen = plan(origin, kind, self.allowed)
         now = time.monotonic()
         if origin.is_sublimate and origin.service and origin.service.quic_port:
@@ -145,12 +150,12 @@ class Core:
         return None if asked or not self.asks_first else origin
 
     # ---- what comes back -----------------------------------------------------------------------
-    def note_http(self, way: Way, response: Any, fallback: str) -> None:
+    def note_http(self, way: Way, response: Any, framed: bool, fallback: str) -> None:
         """A response of the HTTP library's own transport, whose body is still to come."""
         if way.origin.learn(response.headers) and way.origin.scheme == "https":
             if any(name not in OVER_HTTP1 for name in self.allowed):
                 self._discover_and_warm(way.origin)
-        used = Used("http/1.1", fallback=fallback or way.plan.fallback)
+        used = Used("frames" if framed else "http/1.1", fallback=fallback or way.plan.fallback)
         self.tally.note(used)
         response.extensions["sublimate"] = used
 
@@ -158,14 +163,37 @@ class Core:
         """On the network's thread. The future raises CarrierError."""
         return self.background.submit(self.network.exchange(way.origin, call, way.plan))
 
-    def response(self, answer: Answer, stream: Any) -> Any:
+    def response(self, answer: Answer, headers: list[tuple[str, str]], stream: Any) -> Any:
         """As the library has it."""
         self.tally.note(answer.used)
         return self.library.Response(
             answer.status,
-            headers=answer.headers,
+            headers=headers,
             stream=stream,
             extensions={"http_version": b"HTTP/3", "sublimate": answer.used},
+        )
+
+    def http_request(self, way: Way, request: Any) -> tuple[Any, bool]:
+        """The request for the library's own transport, and whether it asks for frames. Without them
+        it is the caller's, untouched."""
+        call = way.call
+        if call is None or call.kind != "stream" or "frames" not in way.plan.carriers:
+            return request, False
+        headers = request.headers.copy()
+        headers["accept"] = FRAMES_TYPE
+        made = self.library.Request(
+            request.method,
+            request.url,
+            headers=headers,
+            content=call.body,
+            extensions=request.extensions,
+        )
+        return made, True
+
+    def reframed(self, response: Any, headers: list[tuple[str, str]], stream: Any) -> Any:
+        """The response with what is read of its frames in place of them."""
+        return self.library.Response(
+            response.status_code, headers=headers, stream=stream, extensions=response.extensions
         )
 
     # ---- the network's questions ---------------------------------------------------------------
@@ -189,14 +217,12 @@ class Core:
         host = f"[{origin.host}]" if ":" in origin.host else origin.host
         url = f"{origin.scheme}://{host}:{origin.port}{discovery.PATH}"
         try:
-            async with library.AsyncClient(
-                verify=self.verify, timeout=DISCOVERY_SECONDS, trust_env=False
-            ) as client:
+            async with library.AsyncClient(verify=self.verify, timeout=DISCOVERY_SECONDS) as client:
                 response = await client.get(url)
         except library.HTTPError as error:
             raise CarrierError("ConnectError", str(error), unsent=True) from None
-        if response.status_code != 200 or "x-layer" not in response.headers:
-            origin.is_sublimate = False
+        origin.learn(response.headers)
+        if response.status_code != OK or not origin.is_sublimate:
             return None
         return discovery.read_service(response.content)
 

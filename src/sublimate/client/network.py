@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import quic
 from .calls import Answer, Call, Field
 from .choice import OVER_QUIC, Carrier, Origin, Plan, Service
+from .events import FRAMES_TYPE
 from .library import CarrierError
 from .race import Entrant, race
 from .report import Used, say
@@ -107,7 +108,7 @@ class Network:
             handshake_milliseconds=waited,
             fallback=plan.fallback,
         )
-        return Answer(status, headers, stream.body, used)
+        return Answer(status, headers, stream.body, used, call.kind == "stream")
 
     async def _connect(self, origin: Origin, call: Call, carrier: Carrier, plan: Plan) -> Ready:
         """The winner of the handshakes. Raises CarrierError (unsent)."""
@@ -210,7 +211,7 @@ def _carried(call: Call, carrier: Carrier) -> tuple[list[Field], bytes]:
     """Header fields and body as this carrier sends them."""
     if call.kind == "stream":
         others = [field for field in call.headers if field[0] != "accept"]
-        return [*others, ("accept", "application/octet-stream")], call.body
+        return [*others, ("accept", FRAMES_TYPE)], call.body
     return call.headers, call.body
 
 

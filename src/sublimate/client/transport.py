@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, cast
 
 from .calls import Answer
 from .choice import OVER_HTTP1
 from .core import Core, Way
+from .events import Decoder, decoder_of
 from .library import CarrierError, translated
 from .report import say
 
@@ -65,33 +66,55 @@ class SyncTransport:
             except BaseException:
                 going.cancel()
                 raise
-        response = self._plain.handle_request(request)
-        core.note_http(way, response, fallback)
-        return response
+        sent, asked = core.http_request(way, request)
+        response = self._plain.handle_request(sent)
+        decoder, headers = decoder_of(asked, response.headers.multi_items())
+        core.note_http(way, response, decoder is not None, fallback)
+        if decoder is None:
+            return response
+        stream = response.stream
+        return core.reframed(
+            response, headers, self._body(core, request, stream, stream.close, decoder)
+        )
 
     def _answered(self, answer: Answer, request: Any) -> Any:
         seconds = request.extensions.get("timeout", {}).get("read")
-        return self._core.response(answer, self._body(self._core, answer, request, seconds))
+        decoder, headers = decoder_of(answer.is_framed, answer.headers)
+        pieces = iter(lambda: answer.body.read(seconds), b"")
+        body = self._body(self._core, request, pieces, answer.body.close, decoder)
+        return self._core.response(answer, headers, body)
 
 
 class _SyncBody:
     """The body, piece by piece as it comes."""
 
-    def __init__(self, core: Core, answer: Answer, request: Any, seconds: float | None) -> None:
-        self.core = core
-        self.pipe = answer.body
-        self.request = request
-        self.seconds = seconds
+    def __init__(
+        self,
+        core: Core,
+        request: Any,
+        pieces: Iterable[bytes],
+        close: Callable[[], None],
+        decoder: Decoder | None,
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._pieces = pieces
+        self._close = close
+        self._decoder = decoder
 
     def __iter__(self) -> Iterator[bytes]:
+        decoder = self._decoder
         try:
-            while data := self.pipe.read(self.seconds):
-                yield data
+            for data in self._pieces:
+                if shown := data if decoder is None else decoder.feed(data):
+                    yield shown
+            if decoder is not None and (shown := decoder.finish()):
+                yield shown
         except CarrierError as error:
-            raise translated(self.core.library, error, self.request) from error
+            raise translated(self._core.library, error, self._request) from error
 
     def close(self) -> None:
-        self.pipe.close()
+        self._close()
 
 
 class AsyncTransport:
@@ -142,33 +165,62 @@ class AsyncTransport:
                     fallback = _fallback(core, way, error, request)
             else:
                 fallback = "not asyncio"
-        response = await self._plain.handle_async_request(request)
-        core.note_http(way, response, fallback)
-        return response
+        sent, asked = core.http_request(way, request)
+        response = await self._plain.handle_async_request(sent)
+        decoder, headers = decoder_of(asked, response.headers.multi_items())
+        core.note_http(way, response, decoder is not None, fallback)
+        if decoder is None:
+            return response
+        stream = response.stream
+        return core.reframed(
+            response, headers, self._body(core, request, stream, stream.aclose, decoder)
+        )
 
     def _answered(self, answer: Answer, request: Any) -> Any:
         seconds = request.extensions.get("timeout", {}).get("read")
-        return self._core.response(answer, self._body(self._core, answer, request, seconds))
+        decoder, headers = decoder_of(answer.is_framed, answer.headers)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while data := await answer.body.read_async(seconds):
+                yield data
+
+        async def close() -> None:
+            answer.body.close()
+
+        body = self._body(self._core, request, pieces(), close, decoder)
+        return self._core.response(answer, headers, body)
 
 
 class _AsyncBody:
     """The same, awaited."""
 
-    def __init__(self, core: Core, answer: Answer, request: Any, seconds: float | None) -> None:
-        self.core = core
-        self.pipe = answer.body
-        self.request = request
-        self.seconds = seconds
+    def __init__(
+        self,
+        core: Core,
+        request: Any,
+        pieces: AsyncIterable[bytes],
+        close: Callable[[], Awaitable[None]],
+        decoder: Decoder | None,
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._pieces = pieces
+        self._close = close
+        self._decoder = decoder
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        decoder = self._decoder
         try:
-            while data := await self.pipe.read_async(self.seconds):
-                yield data
+            async for data in self._pieces:
+                if shown := data if decoder is None else decoder.feed(data):
+                    yield shown
+            if decoder is not None and (shown := decoder.finish()):
+                yield shown
         except CarrierError as error:
-            raise translated(self.core.library, error, self.request) from error
+            raise translated(self._core.library, error, self._request) from error
 
     async def aclose(self) -> None:
-        self.pipe.close()
+        await self._close()
 
 
 def _fallback(core: Core, way: Way, error: CarrierError, request: Any) -> str:

@@ -31,6 +31,7 @@ OPEN_PATHS = frozenset(
         *(("HEAD", "/"), ("GET", "/"), ("HEAD", "/api/hello"), ("GET", "/api/hello")),
         *(("GET", path) for path in ("/livez", "/readyz", "/health", "/ping")),
         *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/ping")),
+        ("GET", "/.well-known/sublimate"),
     ]
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

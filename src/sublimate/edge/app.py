@@ -258,6 +258,8 @@ class EdgeServer:
         """One line in the log and one in the counters per answer."""
         self.metrics.responses[str(exchange.status)] += 1
         self._tell(exchange, answer)
+        if exchange.stream_type:
+            self.metrics.streams[exchange.stream_type.partition(";")[0]] += 1
         if self.telemetry is not None and exchange.request.path not in QUIET_PATHS:
             self.telemetry.note(exchange, answer)
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO

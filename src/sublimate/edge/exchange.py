@@ -104,6 +104,7 @@ class Exchange:
         "standing_headers",
         "started_seconds",
         "status",
+        "stream_type",
         "streaming",
         "streams",
         "timing",
@@ -138,6 +139,8 @@ class Exchange:
         """0 until the head of the answer is written."""
         self.streams: bool | None = None
         """Whether the answer is a stream, where its transport has to know; None: the body says."""
+        self.stream_type = ""
+        """Content type of its answer, if that was a stream."""
         self.streaming = False
         self.answered = False
         self.was_slow = False
@@ -190,7 +193,7 @@ class Exchange:
         """The head of a stream of events, and its first bytes; as `write`."""
         if self.streaming or self.answered:
             raise RuntimeError("an answer has one head")
-        self.streaming = True
+        self.streaming, self.stream_type = True, content_type
         stream = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
         return self.wire.begin(200, self._fields(200, stream), data)
 

@@ -103,6 +103,7 @@ class Metrics(Collector):
         self.responses: Counter[str] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         """Of decisions, by reason and by where the request went instead."""
+        self.streams: Counter[str] = Counter()
         self.relaxations: Counter[str] = Counter()
         """Of schemas: those of the model's grammars."""
         self.queue_by_profile: dict[Profile, Histogram] = {
@@ -177,6 +178,8 @@ class Metrics(Collector):
         yield _counters("grammar_relaxations", text, "reason", self.relaxations, labels)
         yield _fallbacks(self.fallbacks, labels)
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
+        text = "Answers that were streams, by content type."
+        yield _counters("http_streams", text, "content_type", self.streams, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
         calls = CounterMetricFamily(
