@@ -1,4 +1,4 @@
-// Times the native share of a streamed token: 32 streams from token ids to SSE bytes, first the
+// Times the native share of a streamed token: 32 streams from token ids to bytes, first the
 // text path alone, then the whole edge client with a token ring that a stand-in for the loop fills.
 // Prints nanoseconds per token, the median and the best of many rounds.
 #include <algorithm>
@@ -69,7 +69,7 @@ int32_t string_token_at(int32_t stream, int32_t step) {
 // first: a token of every answer before those that are timed.
 void bench_streams(const char* name, const std::vector<std::string>& stops,
                    const std::shared_ptr<const BlockFormat>& blocks = nullptr,
-                   const char* first = "") {
+                   const char* first = "", StreamFormat form = StreamFormat::sse) {
     Vocabulary vocabulary = make_vocabulary();
     int32_t first_token = vocabulary.size();
     (void)vocabulary.add(first);
@@ -78,7 +78,7 @@ void bench_streams(const char* name, const std::vector<std::string>& stops,
     size_t bytes = 0;
     for (int32_t round = 0; round < ROUNDS; round++) {
         for (TextStream& stream : streams) {
-            TextSettings settings{StreamFormat::sse, stops, "msg_0123456789abcdef", "model", 100};
+            TextSettings settings{form, stops, "msg_0123456789abcdef", "model", 100};
             settings.blocks = blocks;
             if (stream.start(settings, &vocabulary) != StopStatus::ok) return;
             stream.admit(0);
@@ -167,6 +167,7 @@ void bench_client() {
 
 int main() {
     sublimate::bench_streams("text path", {});
+    sublimate::bench_streams("text path, frames", {}, nullptr, "", sublimate::StreamFormat::frames);
     sublimate::bench_streams("text path, 4 stop strings",
                              {"\n\nHuman:", "<|im_end|>", " because of", "STOP"});
     using sublimate::BlockKind;

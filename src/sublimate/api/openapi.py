@@ -44,7 +44,10 @@ PROPERTIES: dict[str, Any] = {
         "description": "Most tokens to generate. No upper bound: what is more than the context has "
         "room for after the prompt means all of it. 0 only fills the prefix cache.",
     },
-    "stream": {"type": "boolean", "description": "Server-sent events."},
+    "stream": {
+        "type": "boolean",
+        "description": "Server-sent events, or with `Accept: application/octet-stream` frames.",
+    },
     "stop_sequences": {
         "type": "array",
         "maxItems": limits.STOP_SEQUENCES_MAX,
