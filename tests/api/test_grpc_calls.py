@@ -163,12 +163,20 @@ def test_a_cancel_at_every_point(slow: Served) -> None:
 def test_a_long_message_is_read_aside_and_may_be_cancelled_meanwhile(slow: Served) -> None:
     tasks = slow.call(lambda: len(asyncio.all_tasks(slow.loop)))
     long = request("é" * 50_000)
-    call, carrier = begun(slow, "/sublimate.v1.Messages/CountTokens", [long])
+    _, carrier = begun(slow, "/sublimate.v1.Messages/CountTokens", [long])
     assert ended(slow, carrier).code == 0
-    call, carrier = begun(slow, CREATE, [request("x" * 50_000)])
+    _, carrier = begun(slow, CREATE, [request("x" * 50_000)])
     assert ended(slow, carrier).text.startswith("prompt is too long")
-    call, carrier = begun(slow, "/sublimate.v1.Messages/CountTokens", [long])
-    slow.call(call.cancelled)
+    carrier = Written()
+
+    def leave() -> None:
+        call = Call(slow.server, carrier, "/sublimate.v1.Messages/CountTokens", {})
+        call.begin()
+        call.message(long)
+        call.end_of_messages()
+        call.cancelled()
+
+    slow.call(leave)
     wait_until(lambda: slow.call(lambda: len(asyncio.all_tasks(slow.loop))) == tasks)
     assert carrier.status is None
 
