@@ -222,7 +222,13 @@ def test_a_model_that_does_not_load() -> None:
         assert reply.json()["finding"] == "It is cut short."
 
 
+def test_threads_are_refused_with_the_code_that_sdks_know(shared: Served) -> None:
+    error = check_error(shared.message(thread={"type": "create"}), 400, "thread: ")
+    assert error["details"]["error_code"] == "thread_unsupported_request"
+
+
 CAUSES = {
+    "threads": "error_shapes::threads_are_refused_with_the_code_that_sdks_know",
     "call_unknown": "grpc::unimplemented_method_and_service",
     "call_timeout_field": "grpc_mapping::what_is_no_timeout",
     "call_compressed": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",

@@ -106,6 +106,18 @@ def test_ps_tells_a_server_by_its_url(agent_server: Served) -> None:
         ps.row_of(peer.Peer("http://127.0.0.1:1"))
 
 
+def test_a_port_of_another_kind_is_no_server_of_its_own(
+    agent_server: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [agent_server.url, "http://127.0.0.1:1", "http://127.0.0.1:2"]
+    monkeypatch.setattr(ps, "local_urls", lambda: urls)
+    monkeypatch.setitem(agent_server.server.ports, "https", 1)
+    ps.ps("", KEY, as_json=True)
+    rows = msgspec.json.decode(capsys.readouterr().out)
+    assert [row["url"] for row in rows] == [agent_server.url, "http://127.0.0.1:2"]
+    assert rows[0]["model"] == "tiny" and "Nothing" in rows[1]["problem"]
+
+
 def test_servers_are_found_by_what_their_edges_listen_on(tmp_path: Path) -> None:
     """A process table: an edge with one listening socket, another program with another."""
     rows = ["head", "0: 0100007F:1F40 0:0 0A 0 0 0 0 0 77", "1: 00000000:1F41 0:0 0A 0 0 0 0 0 78"]

@@ -47,6 +47,20 @@ def test_create(client: anthropic.Anthropic) -> None:
     assert message._request_id.startswith("req_")
 
 
+def test_tool_runner(client: anthropic.Anthropic) -> None:
+    """It asks for a thread first, where the SDK knows such, and goes on without."""
+
+    @anthropic.beta_tool
+    def add(a: int, b: int) -> str:
+        """Add two numbers."""
+        return str(a + b)
+
+    runner = client.beta.messages.tool_runner(
+        model="tiny", max_tokens=64, tools=[add], messages=[USER]
+    )
+    assert [message.stop_reason for message in runner] == ["end_turn"]
+
+
 def test_stream_helper(client: anthropic.Anthropic) -> None:
     with client.messages.stream(model="tiny", max_tokens=64, messages=[USER]) as stream:
         text = "".join(stream.text_stream)

@@ -5,8 +5,10 @@ defines: ServerRow, row_of, ps
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.table import Table
@@ -39,6 +41,10 @@ class _Started(msgspec.Struct):
     created: int
 
 
+class _WellKnown(msgspec.Struct):
+    ports: dict[str, int]
+
+
 def row_of(peer: Peer) -> ServerRow:
     """What the server says of itself. Raises PeerError."""
     model = peer.model()
@@ -63,7 +69,7 @@ def ps(url: str, key: str, as_json: bool) -> ExitCode:
     if url:
         rows = [row_of(Peer(url, key))]
     else:
-        rows = [_told(Peer(found, key)) for found in local_urls()]
+        rows = _found(key)
     if as_json:
         out.print_json(msgspec.json.encode(rows).decode())
         return ExitCode.OK
@@ -71,18 +77,36 @@ def ps(url: str, key: str, as_json: bool) -> ExitCode:
         out.print("No server of this user runs here. Start one: sublimate serve")
         return ExitCode.OK
     table = Table(box=None)
-    for title in ("url", "model", "context", "running", "waiting", "step rows", "KV", "up"):
+    table.add_column("url", no_wrap=True)
+    for title in ("model", "context", "running", "waiting", "step rows", "KV", "up"):
         table.add_column(title, overflow="fold")
     for row in rows:
         if row.problem:
-            table.add_row(row.url, row.problem)
             continue
         up = str(timedelta(seconds=row.uptime_seconds))
         counts = (row.running, row.waiting, row.step_rows)
         share = f"{row.kv_share:.0%}"
         table.add_row(row.url, row.model, f"{row.context_tokens:,}", *map(str, counts), share, up)
-    out.print(table)
+    if table.row_count:
+        out.print(table)
+    for row in rows:
+        if row.problem:
+            out.print(row.problem)
     return ExitCode.OK
+
+
+def _found(key: str) -> list[ServerRow]:
+    """Of this user's servers. A port that another one names as its own for TLS or gRPC is no server
+    of its own."""
+    peers = [Peer(url, key) for url in local_urls()]
+    rows = [_told(peer) for peer in peers]
+    other_ports: set[int] = set()
+    for peer, row in zip(peers, rows, strict=True):
+        with contextlib.suppress(PeerError, msgspec.ValidationError):
+            if not row.problem:
+                named = msgspec.convert(peer.json("/.well-known/sublimate"), _WellKnown)
+                other_ports.update(named.ports.values())
+    return [row for row in rows if not row.problem or urlsplit(row.url).port not in other_ports]
 
 
 def _told(peer: Peer) -> ServerRow:

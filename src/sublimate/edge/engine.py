@@ -31,13 +31,13 @@ from .errors import ApiError
 from .masks import MaskKeeper
 from .record import Tenant, request_words, write_record
 from .sampling import Sampling
+from .timing import NS_PER_SECOND
 from .trace import EngineTrace
 
 LOG = logging.getLogger("sublimate.edge")
 
 POLL_ROUNDS_MAX = 4
 """Polls in a row before other work of the event loop gets its turn."""
-NS_PER_SECOND = 1_000_000_000
 STEP_AGE_TRIP_NS = 5_000_000_000
 """Work is there and no step has ended for so long: not healthy."""
 

@@ -33,6 +33,7 @@ class ErrorKind(msgspec.Struct, frozen=True):
 INVALID = "invalid_request_error"
 OVERLOADED = "overloaded_error"
 NOT_FOUND = "not_found_error"
+UNAUTHORIZED = 401
 
 TABLE: dict[str, ErrorKind] = {
     # The wire.
@@ -241,6 +242,12 @@ TABLE: dict[str, ErrorKind] = {
     "template_limit": ErrorKind(
         400, INVALID, "messages: this conversation exceeds what one prompt may be rendered from"
     ),
+    "threads": ErrorKind(
+        400,
+        INVALID,
+        "thread: this server keeps no threads; send the whole conversation in messages.",
+        error_code="thread_unsupported_request",
+    ),
     "profile_missing": ErrorKind(
         400,
         INVALID,
@@ -317,6 +324,8 @@ class ApiError(Exception):
         self.text = self.kind.text.format(**blanks)
         self.path = str(blanks.get("path", ""))
         """Of the field that is wrong, if it is one."""
+        self.allowed = str(blanks.get("allowed", ""))
+        """Methods of the path, if it has others than the request's."""
         self.extra: dict[str, Any] = {}
         """More members of the body, such as the probe's finding."""
         self.retry_after_seconds: int | None = None
@@ -332,6 +341,10 @@ class ApiError(Exception):
             headers.append(("retry-after", str(self.retry_after_seconds)))
         if self.kind.retry is not None:
             headers.append(("x-should-retry", "true" if self.kind.retry else "false"))
+        if self.allowed:
+            headers.append(("allow", self.allowed))
+        if self.kind.status == UNAUTHORIZED:
+            headers.append(("www-authenticate", "Bearer"))
         return headers
 
 

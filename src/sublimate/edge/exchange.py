@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 JSON_TYPE = ("content-type", "application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 REQUEST_ID_BYTES = 12
-SERVER_ERROR = 500
 
 _PROCESS_PREFIX = secrets.token_hex(REQUEST_ID_BYTES // 2)
 

@@ -38,7 +38,7 @@ SCHEMAS_BYTES_MAX = 16 << 20
 CONSTRAINTS_MAX = 64
 """Constraints that are kept: a few grammars each."""
 CONSTRAINTS_BYTES_MAX = 2 << 20
-"""Of the text of their grammars, which in memory take about a hundred times as much."""
+"""Of the JSON of what was asked; their grammars take about a hundred times as much memory."""
 RELAXATIONS_LOGGED_MAX = 16
 """Lines of one schema."""
 COMPILE_SECONDS_MAX = 0.1

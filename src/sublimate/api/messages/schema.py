@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...edge.errors import field_error
+from ...edge.errors import ApiError, field_error
 from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent, decode_body
 from .content import InputBlock, TextBlock
 from .tools import ToolParam
@@ -110,7 +110,7 @@ class MessagesRequest(OtherFields, kw_only=True):
 
 NOT_OFFERED = (
     *OTHERS_NOT_OFFERED,
-    *("compaction", "fallbacks", "thread", "container", "logprobs", "top_logprobs"),
+    *("compaction", "fallbacks", "container", "logprobs", "top_logprobs"),
     *("n_discard", "n_keep", "response_format"),
 )
 _DECODER = msgspec.json.Decoder(MessagesRequest)
@@ -124,6 +124,8 @@ def decode_request(body: bytes) -> MessagesRequest:
 # ---- what is not offered -------------------------------------------------------------------------
 def check_offered(request: MessagesRequest) -> None:
     """Raises ApiError for the first field that asks for something this server cannot do yet."""
+    if request.thread is not None:
+        raise ApiError("threads")  # by whose code an SDK goes on without them
     check_absent(request, NOT_OFFERED)
     for name in ("n", "best_of"):
         if getattr(request, name) not in (None, 1):
