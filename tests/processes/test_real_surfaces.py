@@ -1,5 +1,7 @@
-"""Every surface with the default model: one text for one seed, calls and schemas that hold."""
+"""Every surface with the default model: one text for one seed, calls and schemas that hold, and the
+story of a request."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +9,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from servers import Server
+from servers import Server, wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -24,7 +26,7 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-level", "error"]
-    with Server([*command, "--kv-memory", "512MiB"]) as running:
+    with Server([*command, "--trace", "--kv-memory", "512MiB"]) as running:
         yield running.event("ready", 90)["url"]
 
 
@@ -123,3 +125,32 @@ def test_a_call_that_is_asked_for_is_made(client: openai.OpenAI, choice: Any) ->
     (call,) = choice.message.tool_calls
     assert call.function.name == "visit"
     assert msgspec.json.decode(call.function.arguments)["city"] in ("Bern", "Rome")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_stages_of_a_real_answer_are_its_end_to_end_time(url: str, stream: bool) -> None:
+    """The ledger of a loaded model's request, with the loop's own account inside it."""
+    body: dict[str, Any] = {
+        "model": "default",
+        "messages": ASKED,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+    }
+    body["stream"] = stream
+    begin = time.monotonic()
+    reply = httpx.post(f"{url}/v1/messages", json=body, timeout=60)
+    seen_ms = (time.monotonic() - begin) * 1000
+    path = f"{url}/v1/debug/requests/{reply.headers['request-id']}"
+    wait_until(lambda: httpx.get(path).json().get("state") == "ended")
+    told = httpx.get(path).json()
+    total = sum(stage["ms"] for stage in told["stages"])
+    assert total == pytest.approx(told["end_to_end_ms"], rel=0.02)
+    assert 0 < told["end_to_end_ms"] <= seen_ms + 1
+    kernels = {event["kernels"] for event in told["events"] if event["what"] == "step"}
+    assert kernels and all(name.endswith(" threads") for name in kernels)
+    steps = [event for event in told["events"] if event["what"] == "step"]
+    stages = {stage["name"]: stage["ms"] for stage in told["stages"]}
+    in_loop_ms = stages["admit"] + stages["first_token"] + stages["generate"]
+    took_ms = sum(step["took_ns"] for step in steps) / 1e6
+    assert 0 < took_ms <= in_loop_ms + 0.01
+    assert sum(e["tokens"] for e in told["events"] if e["what"] == "part") >= TOKENS // 2

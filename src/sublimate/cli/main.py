@@ -3,8 +3,8 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 130 interrupted.
 
-defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, doctor, pull,
-models, probe, limits, bench, tax, wire-compare, config show, keys, version
+defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, debug, doctor,
+pull, models, probe, limits, bench, tax, wire-compare, config show, keys, version
 """
 
 from __future__ import annotations
@@ -233,6 +233,51 @@ def ps(
         from .ps import ps as run
 
         return run(url, keys[0] if keys else "", json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def debug(
+    target: Annotated[
+        str,
+        typer.Argument(help="A request-id; messages.create makes a call; else all is followed."),
+    ] = "",
+    url: ServerUrl = "",
+    api_keys: flags.ApiKeys = None,
+    model: Annotated[str, typer.Option("-m", "--model", help="Of the call.")] = "default",
+    message: Annotated[str, typer.Option(help="Of the call.")] = "Why is the sky blue?",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of the call.")] = 64,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Of the call: each thing that the client did.")
+    ] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Follow each step of the loop.")] = False,
+    path: Annotated[str, typer.Option(help="Follow paths that begin so.")] = "",
+    errors: Annotated[bool, typer.Option("--errors", help="Follow what has no answer.")] = False,
+    slow: Annotated[float, typer.Option(min=0, help="Follow what took so many ms.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Follow for so long; 0: no end.")] = 0,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")
+    ] = None,
+    json: flags.Json = False,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Show what a server decides: as it happens, for one request, or for a call of its own."""
+
+    def action() -> int:
+        from .debug import CALL, call, follow, show
+        from .debug_text import Filter
+        from .peer import configured_peer
+
+        peer = configured_peer(_settings(config, api_keys=api_keys), url)
+        if target == CALL:
+            turn = {"role": "user", "content": message}
+            asked = {"model": model, "max_tokens": max_tokens, "messages": [turn], "stream": True}
+            return call(peer, asked, verbose=verbose, as_json=json, perfetto=perfetto)
+        if target:
+            return show(peer, target, as_json=json, perfetto=perfetto)
+        chosen = Filter(path=path, errors=errors, slow_ms=slow, steps=steps)
+        return follow(peer, chosen, as_json=json, perfetto=perfetto, seconds=seconds)
 
     _exit(run_guarded(action))
 
