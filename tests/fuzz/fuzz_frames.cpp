@@ -5,10 +5,13 @@
 // Input: bits (1: blocks, 2: eager, 4: the thinking is omitted, 8: the answer fails, 16: stop
 // string "b", 32: chunked); a byte of cached tokens; then per token a byte: below 32 that of
 // PIECES; else low 3 bits a length, bit 7 a poll before it, and that many bytes.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../../core/text/text.h"

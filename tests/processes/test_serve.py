@@ -20,8 +20,10 @@ from servers import Server, alive, wait_until
 from ring_reference import HEARTBEAT, layout
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
+from sublimate.edge.coding import FRAMES_TYPE
 from sublimate.model.files import ModelFile, fetch
 from sublimate.model.tokenizer import tokenizer_from_metadata
+from sublimate.wire.frames import FrameDecoder, encode_sse
 
 ENGINE, EDGE = "sublimate.engine", "sublimate.edge"
 CLIENTS = 24
@@ -64,9 +66,13 @@ def server(script: Path) -> Iterator[Server]:
 
 
 class Stream:
-    """One streamed request and how it ended."""
+    """One streamed request and how it ended. Framed: it asks for binary frames, without chunks
+    around them, and `body` has the same events as text."""
 
-    def __init__(self) -> None:
+    def __init__(self, framed: bool = False) -> None:
+        self._framed = framed
+        self._head = b""
+        self._frames = FrameDecoder()
         self.status = 0
         self.body = b""
         self.ended_at = 0.0
@@ -93,7 +99,9 @@ class Stream:
             }
         )
         head = (
-            f"POST /v1/messages HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+            f"POST /v1/messages HTTP/{'1.0' if self._framed else '1.1'}\r\n"
+            f"accept: {FRAMES_TYPE if self._framed else '*/*'}\r\n"
+            f"host: {host}\r\ncontent-type: application/json\r\n"
             f"x-api-key: k\r\nanthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n"
             "connection: close\r\n\r\n"
         )
@@ -104,7 +112,7 @@ class Stream:
             while data := await reader.read(1 << 16):
                 if not self.status:
                     self.status = int(data.split(b" ")[1])
-                self.body += data
+                self.body += self._told(data) if self._framed else data
                 if b"text_delta" in self.body:
                     self.first_text.set()
         except OSError:
@@ -114,10 +122,17 @@ class Stream:
             if writer is not None:
                 writer.transport.abort()
 
+    def _told(self, data: bytes) -> bytes:
+        if not self._head.endswith(b"\r\n\r\n"):
+            head, found, data = (self._head + data).partition(b"\r\n\r\n")
+            self._head = head + found
+        is_stream = FRAMES_TYPE.encode() in self._head and self.status == 200
+        return b"".join(map(encode_sse, self._frames.feed(data))) if is_stream else data
+
 
 async def load_and(url: str, action: Any, max_tokens: int = ANSWER_TOKENS) -> list[Stream]:
     """Streams of many clients; the action is called when all have text."""
-    streams = [Stream() for _ in range(CLIENTS)]
+    streams = [Stream(framed=number % 2 == 1) for number in range(CLIENTS)]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream.run(url, max_tokens)) for stream in streams]
         for stream in streams:

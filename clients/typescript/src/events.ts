@@ -160,11 +160,16 @@ function blockOf({ block }: BlockFrame): ContentBlock {
 }
 
 function objectOf(text: string): Record<string, unknown> {
+  let value: unknown;
   try {
-    return JSON.parse(text) as Record<string, unknown>;
+    value = JSON.parse(text);
   } catch {
-    throw new StreamError("The input of a tool is no JSON.", "malformed");
+    // As below.
   }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new StreamError("The input of a tool is no JSON object.", "malformed");
+  }
+  return value as Record<string, unknown>;
 }
 
 function reasonOf(reason: StopReason): StopReasonName | null {

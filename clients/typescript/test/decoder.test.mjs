@@ -75,6 +75,9 @@ test("what is wrong is a typed error", () => {
     frame("contentBlockStart", {
       contentBlock: { block: { case: "toolUse", value: { input: "{" } } },
     }),
+    frame("contentBlockStart", {
+      contentBlock: { block: { case: "toolUse", value: { input: "[1]" } } },
+    }),
     joined(STOP, PING),
     joined(STOP, bytes(0)),
   ];
@@ -123,4 +126,32 @@ test("server-sent events: pieces, comments, line ends and errors", () => {
   }
   thrown("malformed", () => new SseDecoder().feed(new TextEncoder().encode("data: {\n\n")));
   thrown("truncated", () => new SseDecoder().close());
+});
+
+test("any bytes give events or a typed error, the same wherever they are cut", () => {
+  let state = 1;
+  const below = (limit) => (state = (Math.imul(state, 1103515245) + 12345) >>> 0) % limit;
+  const frames = [PING, STOP, delta("a 😸"), frame("messageDelta", { stopReason: 1, usage: {} })];
+  const outcome = (data, size) => {
+    const decoder = new FrameDecoder();
+    const events = [];
+    try {
+      for (let at = 0; at < data.length; at += size)
+        events.push(...decoder.feed(data.slice(at, at + size)));
+      decoder.close();
+    } catch (error) {
+      assert.ok(error instanceof StreamError, String(error));
+      return error.code;
+    }
+    return events;
+  };
+  const seen = new Set();
+  for (let round = 0; round < 3000; round++) {
+    const data = joined(...Array.from({ length: 1 + below(3) }, () => frames[below(4)]));
+    for (let left = below(3); left > 0; left--) data[below(data.length)] = below(256);
+    const whole = outcome(data, data.length);
+    assert.deepEqual(outcome(data, 1 + below(9)), whole);
+    seen.add(typeof whole === "string" ? whole : "events");
+  }
+  assert.deepEqual([...seen].sort(), ["events", "malformed", "too_large", "truncated"]);
 });
