@@ -261,6 +261,9 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=PORT_MAX, description="Port that its 302 points to; 0 takes a free one."),
     ] = DEFAULT_LEGACY_PORT
+    http3: Annotated[
+        bool, Meta(description="HTTP/3 (QUIC) on the UDP port of the same number as HTTPS.")
+    ] = True
     stay: Annotated[
         bool,
         Meta(description="If the engine cannot start, keep answering 503 with the reason."),

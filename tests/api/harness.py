@@ -27,6 +27,7 @@ from sublimate.edge.limits import HttpLimits
 from sublimate.edge.routes import Routes
 from sublimate.edge.server import create_server
 from sublimate.edge.textmodel import TextModel
+from sublimate.supervisor.listen import bind_udp
 from tiny_model import STOP, ids, tiny_model
 
 WAIT_SECONDS = 10.0
@@ -114,6 +115,7 @@ def serve(
     info: dict[str, Any] | None = None,
     tls: bool = False,
     grpc: bool = False,
+    http3: bool = False,
     constrains: bool = True,
     routes: Routes = ROUTES,
 ) -> Iterator[Served]:
@@ -139,7 +141,7 @@ def serve(
     engine_info = {"context_length": context_tokens, "kv_pages": pages, **(info or {})}
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    tls_sock = socket.create_server(("127.0.0.1", 0)) if tls else None
+    tls_sock = socket.create_server(("127.0.0.1", 0)) if tls or http3 else None
     loop = uvloop.new_event_loop()
     edge = threading.Thread(target=_run_loop, args=(loop,), name="edge")
     edge.start()
@@ -150,6 +152,7 @@ def serve(
         sock,
         tls_sock=tls_sock,
         grpc_address="127.0.0.1:0" if grpc else "",
+        udp_sock=bind_udp(tls_sock) if tls_sock and http3 else None,
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,

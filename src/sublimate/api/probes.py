@@ -67,6 +67,7 @@ def well_known(server: EdgeServer, exchange: Exchange) -> None:
     body = {
         "version": server.version,
         "ports": server.ports,
+        "protocols": server.protocols,
         "certificate_sha256": server.tls_info.get("certificate_sha256"),
         "policy": _core.POLICY_DIGEST,
         "profiles": {

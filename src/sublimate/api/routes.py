@@ -94,4 +94,9 @@ def _methods() -> Mapping[str, Method]:
     return methods()
 
 
-ROUTES = Routes(TABLE, SHAPES, begin, SINKS, _methods)
+REPLAY_SAFE: tuple[Handler, ...] = (
+    messages.count_tokens,
+    tokenise.tokenize,
+    tokenise.detokenize,
+)
+ROUTES = Routes(TABLE, SHAPES, begin, SINKS, _methods, REPLAY_SAFE)

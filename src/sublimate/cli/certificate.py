@@ -31,11 +31,6 @@ def own_certificate(folder: Path) -> tuple[Path, Path]:
     try:
         if not _is_fresh(certificate) or not key.is_file():
             _make(certificate, key)
-    except ImportError:
-        raise ConfigError(
-            "A certificate of its own needs the package cryptography: install sublimate[tls], or "
-            "give --tls-certificate and --tls-key."
-        ) from None
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold a certificate: {error.strerror}.") from None
     return certificate, key

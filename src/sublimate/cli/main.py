@@ -69,6 +69,7 @@ def serve(
     port: flags.Port = None,
     tls: flags.Tls = None,
     tls_port: flags.TlsPort = None,
+    http3: flags.Http3 = None,
     tls_certificate: flags.TlsCertificate = None,
     tls_key: flags.TlsKey = None,
     grpc: flags.Grpc = None,

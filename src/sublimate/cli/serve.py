@@ -19,7 +19,7 @@ from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
 from ..keys import read_keys
 from ..model.files import fetch
-from ..supervisor.listen import bind, hold
+from ..supervisor.listen import bind, bind_udp, hold
 from ..supervisor.supervise import EDGE_MODULE, Supervisor
 from .certificate import own_certificate
 from .screen import JsonReporter, ScreenReporter
@@ -79,9 +79,11 @@ def serve(effective: Effective) -> ExitCode:
     # A port that is taken is told before a long download.
     with contextlib.ExitStack() as sockets:
         listen = sockets.enter_context(bind(settings.server.host, settings.server.port))
-        listen_tls = None
+        listen_tls = listen_udp = None
         if settings.edge.tls_certificate:
             listen_tls = sockets.enter_context(bind(settings.server.host, settings.server.tls_port))
+            if settings.server.http3:
+                listen_udp = sockets.enter_context(bind_udp(listen_tls))
         grpc_address = ""
         if _speaks_grpc(settings, listen.getsockname()[0]):
             held = sockets.enter_context(hold(settings.server.host, settings.server.grpc_port))
@@ -105,6 +107,7 @@ def serve(effective: Effective) -> ExitCode:
             listen=listen,
             listen_tls=listen_tls,
             grpc_address=grpc_address,
+            listen_udp=listen_udp,
             reporter=reporter,
             edge_module=edge_module,
         )

@@ -26,8 +26,8 @@ from . import limits
 from .access import Access
 from .engine import EngineLink
 from .errors import ApiError, ErrorShape
-from .exchange import Exchange
-from .http import HttpConnection
+from .exchange import Exchange, Header
+from .http import Connection, HttpConnection
 from .limits import HttpLimits
 from .log import log_body, log_exchange
 from .metrics import Metrics
@@ -41,6 +41,7 @@ from .tls import fingerprint, load_chain, server_context
 
 if TYPE_CHECKING:
     from .grpc.listener import GrpcListener
+    from .quic.listener import QuicListener
 
 LOG = logging.getLogger("sublimate.edge")
 DEBUG_PATHS = "/v1/debug/"
@@ -101,8 +102,8 @@ class EdgeServer:
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
-        self._connections: set[HttpConnection] = set()
-        self._refused: set[HttpConnection] = set()
+        self._connections: set[Connection] = set()
+        self._refused: set[Connection] = set()
         """Connections beyond the cap that have not read yet that they are."""
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
@@ -112,10 +113,12 @@ class EdgeServer:
         self._drained: Callable[[], None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
+        self._quic: QuicListener | None = None
         self._tls: ssl.SSLContext | None = None
         self._grpc: GrpcListener | None = None
         self.ports: dict[str, int] = {}
-        """Where it listens: http, https."""
+        """Where it listens: http, https, h3."""
+        self.protocols = ["http/1.1"]
         self.tls_info: dict[str, str] = {}
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
@@ -133,12 +136,18 @@ class EdgeServer:
         self.routes.begin(self)
         self.ports["http"] = sock.getsockname()[1]
 
-    async def listen_tls(self, sock: Any) -> None:
-        """The same with TLS. Raises ConfigError for a certificate that cannot be used."""
+    async def listen_tls(self, sock: Any, udp_sock: Any = None) -> None:
+        """The same with TLS; on udp_sock, which has the same port, HTTP/3. Raises ConfigError for a
+        certificate that cannot be used."""
         certificate = self.settings.tls_certificate
         self._tls = server_context(certificate, self.settings.tls_key)
+        standing: list[Header] = []
+        if udp_sock is not None:
+            self._listen_quic(udp_sock)
+            value = f'h3=":{self.ports["h3"]}"; ma={limits.ALTERNATIVE_SECONDS}'
+            standing.append(("alt-svc", value))
         listener = await self.loop.create_server(
-            lambda: HttpConnection(self, self.loop),
+            lambda: HttpConnection(self, self.loop, standing),
             sock=sock,
             ssl=self._tls,
             ssl_handshake_timeout=self.limits.header_seconds,
@@ -171,20 +180,38 @@ class EdgeServer:
         chain = Path(self.settings.tls_certificate).read_bytes()
         return Path(self.settings.tls_key).read_bytes() if self.settings.tls_key else chain, chain
 
-    def connection_opened(self, connection: HttpConnection) -> bool:
+    def _listen_quic(self, sock: Any) -> None:
+        from .quic.listener import QuicListener  # only who needs it pays for its import
+
+        settings = self.settings
+        self._quic = QuicListener(self, self.loop, sock, settings.tls_certificate, settings.tls_key)
+        self.ports["h3"] = sock.getsockname()[1]
+        self.protocols.append("h3")
+
+    def handshake_done(self, seconds: float, *, resumed: bool, early: bool) -> None:
+        """Of a QUIC connection."""
+        self.metrics.handshake.observe(seconds)
+        self.metrics.handshakes["early" if early else "resumed" if resumed else "full"] += 1
+
+    def is_replay_safe(self, exchange: Exchange) -> bool:
+        """For a request in the first flight of a connection, which may have been recorded."""
+        is_reading = exchange.request.method in ("GET", "HEAD", "OPTIONS")
+        return is_reading or exchange.handler in self.routes.replay_safe
+
+    def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connection_cap:
             return False
         self._connections.add(connection)
         self.metrics.connections = len(self._connections)
         return True
 
-    def connection_refused(self, connection: HttpConnection) -> bool:
+    def connection_refused(self, connection: Connection) -> bool:
         if len(self._refused) >= limits.REFUSED_CONNECTIONS_MAX:
             return False
         self._refused.add(connection)
         return True
 
-    def connection_closed(self, connection: HttpConnection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._refused.discard(connection)
         self.metrics.connections = len(self._connections)
@@ -194,7 +221,7 @@ class EdgeServer:
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """By the head alone: access, then route."""
-        exchange.standing_headers += self._standing
+        exchange.standing_headers += [*self._standing, *exchange.wire.standing]
         exchange.on_gone = lambda: self._tell(exchange, end="client_gone")
         try:
             self.access.check(exchange)
@@ -260,6 +287,7 @@ class EdgeServer:
         self._tell(exchange, answer)
         if exchange.stream_type:
             self.metrics.streams[exchange.stream_type.partition(";")[0]] += 1
+        self.metrics.protocols[exchange.wire.protocol or "batch"] += 1
         if self.telemetry is not None and exchange.request.path not in QUIET_PATHS:
             self.telemetry.note(exchange, answer)
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
@@ -406,6 +434,8 @@ class EdgeServer:
                 load_chain(self._tls, self.settings.tls_certificate, self.settings.tls_key)
                 if self._grpc is not None and (certificate := self._certificate()):
                     self._grpc.reload(certificate)
+            if self._quic is not None:
+                self._quic.reload(self.settings.tls_certificate, self.settings.tls_key)
         except ConfigError as error:
             LOG.error("Not everything could be read again. %s", error)
         else:
@@ -449,7 +479,9 @@ class EdgeServer:
         if self._ticker is not None:
             self._ticker.cancel()
         for connection in [*self._connections, *self._refused]:
-            connection.transport.close()
+            connection.close()
+        if self._quic is not None:
+            self._quic.close()
         self.engine_lost()
         if self.telemetry is not None:
             self.telemetry.close()

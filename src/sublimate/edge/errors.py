@@ -111,6 +111,13 @@ TABLE: dict[str, ErrorKind] = {
     "call_slow_reader": ErrorKind(
         408, INVALID, "The answer was not read, and as much of it waits as may.", grpc=8
     ),
+    "too_early": ErrorKind(
+        425,
+        INVALID,
+        "A request in early data has to be safe to repeat: a GET, a count of tokens, or one with an"
+        " idempotency-key. Send it again when the handshake is complete.",
+        retry=True,
+    ),
     # Access and routes.
     "unauthenticated": ErrorKind(
         401,

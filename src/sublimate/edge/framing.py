@@ -23,7 +23,7 @@ _PHRASES = {529: "Overloaded"}
 class Http1Wire:
     """One answer on a connection, which gives one after the other."""
 
-    __slots__ = ("_connection", "chunked", "keep_alive", "send")
+    __slots__ = ("_connection", "chunked", "keep_alive", "send", "standing")
 
     def __init__(self, connection: HttpConnection, is_latest: bool, keep_alive: bool) -> None:
         self._connection = connection
@@ -31,6 +31,7 @@ class Http1Wire:
         """HTTP/1.1. An older client gets a stream without chunks: the connection's end ends it."""
         self.keep_alive = keep_alive
         self.send = connection.send
+        self.standing = connection.standing
 
     @property
     def descriptor(self) -> int:

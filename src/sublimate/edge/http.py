@@ -22,16 +22,18 @@ import asyncio
 import contextlib
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import httptools
 
 from . import limits
-from .coding import GzipBody
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Request
 from .framing import Http1Wire
+from .incoming import IncomingBody
 from .limits import HttpLimits
+from .wire import Header
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Fields that decide framing or access: twice is a doubt, not a list.
@@ -42,6 +44,18 @@ SINGLE_FIELDS = frozenset(
 FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
 
+class Connection(Protocol):
+    """What a server needs of each connection."""
+
+    def close_if_idle(self) -> None:
+        """Take nothing new; what is under way goes on."""
+        ...
+
+    def close(self) -> None:
+        """End it now."""
+        ...
+
+
 class Application(Protocol):
     """What a connection needs of the server behind it."""
 
@@ -50,15 +64,15 @@ class Application(Protocol):
     takes_gzip: bool
     """Request bodies may be compressed."""
 
-    def connection_opened(self, connection: HttpConnection) -> bool:
+    def connection_opened(self, connection: Connection) -> bool:
         """False if there is no room for it."""
         ...
 
-    def connection_refused(self, connection: HttpConnection) -> bool:
+    def connection_refused(self, connection: Connection) -> bool:
         """Whether it may stay until its client has read that there is no room."""
         ...
 
-    def connection_closed(self, connection: HttpConnection) -> None: ...
+    def connection_closed(self, connection: Connection) -> None: ...
 
     def error_shape(self, path: str) -> ErrorShape:
         """How errors look at a path."""
@@ -84,8 +98,15 @@ class _RefusedError(Exception):
 class HttpConnection(asyncio.Protocol):
     """Protocol instance of one client connection."""
 
-    def __init__(self, application: Application, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        application: Application,
+        loop: asyncio.AbstractEventLoop,
+        standing: Sequence[Header] = (),
+    ) -> None:
+        """standing: headers of each answer here."""
         self.transport: Any = None
+        self.standing = standing
         self.descriptor = -1
         """Of the socket, while it may be written past the transport."""
         self.limits = application.limits
@@ -120,10 +141,9 @@ class HttpConnection(asyncio.Protocol):
         self._field_count = 0
         self._head_bytes = 0
         self._unparsed_bytes = 0
-        self._body: list[bytes] = []
+        self._body: IncomingBody | None = None
         self._body_bytes = 0
         self._body_wire_bytes = 0
-        self._gzip: GzipBody | None = None
         self._started = 0.0
         self._exchange: Exchange | None = None
 
@@ -263,56 +283,44 @@ class HttpConnection(asyncio.Protocol):
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
         if self._parser.should_upgrade() and b"upgrade" in fields:
             keep_alive = False
-        length = int(fields.get(b"content-length", b"0"))
+        has_body = coding is not None or bool(int(fields.get(b"content-length", b"0")))
         request = Request(self._parser.get_method().decode(), self._url, fields)
         keep_alive = keep_alive and not self._application.draining
         exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
         self._exchange = exchange
         exchange.error_shape = self._application.error_shape(request.path)
-        if length > self.limits.body_bytes_max:
-            exchange.refusal = ApiError("request_too_large", maximum=self.limits.body_bytes_max)
-        elif not self._knows_coding(fields.get(b"content-encoding", b"identity").lower()):
-            exchange.refusal = ApiError("body_encoding")
-        else:
+        try:
+            most = self.limits.body_bytes_max
+            self._body = IncomingBody(exchange, most, self._application.takes_gzip)
             exchange.refusal = self._application.refuse_early(exchange)
-        if length or coding is not None:
+        except ApiError as error:
+            exchange.refusal = error
+        if has_body:
             self._begin_body(exchange)
-
-    def _knows_coding(self, coding: bytes) -> bool:
-        if coding in (b"gzip", b"x-gzip") and self._application.takes_gzip:
-            self._gzip = GzipBody(self.limits.body_bytes_max)
-            return True
-        return coding == b"identity"
 
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
-        if self._body_bytes > self.limits.body_bytes_max:
-            self._stop(ApiError("request_too_large", maximum=self.limits.body_bytes_max))
-        if self._gzip is not None:
-            try:
-                data = self._gzip.feed(data)
-            except ApiError as error:
-                self._stop(error)
-        sink = self._exchange.sink if self._exchange is not None else None
-        if sink is None:
-            self._body.append(data)
-        elif not sink.feed(data):
-            self._body_paused = True
-            self.transport.pause_reading()
+        if self._body is None:
+            return
+        try:
+            if not self._body.feed(data):
+                self._body_paused = True
+                self.transport.pause_reading()
+        except ApiError as error:
+            self._stop(error)
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
         if exchange is None or self._lingering:
             return
         self._in_body = False
-        if self._gzip is not None and self._body_bytes:
-            try:
-                self._gzip.finish()
-            except ApiError as error:
-                self._stop(error)
+        body, self._body = self._body, None
+        try:
+            if body is not None:
+                body.finish()
+        except ApiError as error:
+            self._stop(error)
         self._exchange = None
-        exchange.request.body = b"".join(self._body)
-        self._body = []
         if len(self._waiting) >= limits.PIPELINED_REQUESTS_MAX:
             self._stop(ApiError("malformed_request"))
         self._waiting.append(exchange)
@@ -479,6 +487,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._wake()  # pause_writing comes before the next turn ends
 
+    def close(self) -> None:
+        """What was written still goes out."""
+        self.transport.close()
+
     def close_if_idle(self) -> None:
         """For draining: nothing is under way here."""
         if self._lingering or self.transport.is_closing():
@@ -512,7 +524,7 @@ class HttpConnection(asyncio.Protocol):
         self._lingering = True
         self._abandon_body()
         self._in_head = self._in_body = False
-        self._body = []
+        self._body = None
         self._abandon()
         if self._write_paused or self._body_paused:
             self.transport.resume_reading()

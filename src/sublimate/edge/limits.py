@@ -99,6 +99,39 @@ do not all stay with the server that was there first."""
 GRPC_CONNECTION_GRACE_SECONDS = 3600.0
 """For the calls that are under way by then. It ends those that nobody reads, too."""
 
+# ---- QUIC ----------------------------------------------------------------------------------------
+QUIC_STREAMS_MAX = 100
+"""Requests that one connection may have open; the least that clients expect."""
+QUIC_UNIDIRECTIONAL_STREAMS_MAX = 16
+"""HTTP/3 needs three; clients open others to see whether they are ignored."""
+QUIC_STREAM_WINDOW_BYTES = 256 * KIB
+"""What a client may send of a request beyond what was taken; also what a paused upload holds."""
+QUIC_CONNECTION_WINDOW_BYTES = 1 * MIB
+"""At first, of all streams together; the library doubles it as it is used."""
+QUIC_UNSENT_BYTES_MAX = 4 * MIB
+"""Of all answers on a connection that the client has not taken; beyond it no request is begun."""
+QUIC_UNSENT_BYTES_MIN = 16 * KIB
+"""A complete answer of which no more is left is not watched any longer: the idle timeout is
+enough."""
+QUIC_IDLE_SECONDS = 60.0
+"""Without a word from the client. Answers under way are pinged, so that a client that is there has
+something to acknowledge."""
+QUIC_PING_SECONDS = 15.0
+QUIC_RESETS_MAX = 200
+QUIC_RESET_WINDOW_SECONDS = 10.0
+"""So many streams may be reset in so long: twice all that can be open at once."""
+QUIC_HALF_OPEN_MAX = 64
+"""Handshakes under way; beyond it a client has to show first that it has its address."""
+QUIC_TICKETS_MAX = 4096
+QUIC_TICKET_SECONDS = 3600.0
+"""How long a client may come back without a handshake's round trip."""
+QUIC_DATAGRAMS_PER_TURN = 64
+"""Read in a row before other work of the event loop gets its turn."""
+QUIC_SOCKET_BUFFER_BYTES = 2 * MIB
+"""Asked of the kernel, which may give less: all connections share one socket."""
+ALTERNATIVE_SECONDS = 3600
+"""How long a client may remember that this server speaks HTTP/3."""
+
 # ---- content codings -----------------------------------------------------------------------------
 GZIP_BYTES_MIN = 8 * KIB
 """Whole answers from here on are compressed for clients that take it. Below, and for anything on

@@ -91,6 +91,7 @@ def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
         "request_id": exchange.request_id,
         "status": exchange.status,
         "milliseconds": round(elapsed * MILLISECONDS, 1),
+        "protocol": exchange.wire.protocol,
     }
     if exchange.owner.name:
         fields["key"] = exchange.owner.name

@@ -36,6 +36,7 @@ PARTS_PER_MILLION = 1_000_000
 # Finer where streams of one's own machine are, and every edge of compat.py among them.
 FIRST_TOKEN_EDGES = compat.FIRST_TOKEN_EDGES
 INTER_TOKEN_EDGES = (0.001, 0.0025, 0.005, *compat.INTER_TOKEN_EDGES)
+HANDSHAKE_EDGES = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 REQUEST_EDGES = (0.01, 0.05, 0.1, *compat.REQUEST_EDGES)
 
 
@@ -104,6 +105,12 @@ class Metrics(Collector):
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         """Of decisions, by reason and by where the request went instead."""
         self.streams: Counter[str] = Counter()
+        self.protocols: Counter[str] = Counter()
+        """Of answers, as wires call them."""
+        self.handshake = Histogram(HANDSHAKE_EDGES)
+        """Of QUIC, from a connection's first datagram."""
+        self.handshakes: Counter[str] = Counter()
+        """full, resumed, early: resumed with requests in the first flight."""
         self.relaxations: Counter[str] = Counter()
         """Of schemas: those of the model's grammars."""
         self.queue_by_profile: dict[Profile, Histogram] = {
@@ -167,6 +174,7 @@ class Metrics(Collector):
             ("request_inference_time_seconds", "Admission to end.", self.inference),
             ("request_prefill_time_seconds", "Admission to first token.", self.prefill),
             ("request_decode_time_seconds", "First token to end.", self.decode),
+            ("quic_handshake_seconds", "First datagram to end of handshake.", self.handshake),
         )
         for name, text, histogram in named:
             yield histogram_family(name, text, histogram, labels)
@@ -180,6 +188,10 @@ class Metrics(Collector):
         yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
         text = "Answers that were streams, by content type."
         yield _counters("http_streams", text, "content_type", self.streams, labels)
+        text = "Answers by what carried them."
+        yield _counters("http_protocol_responses", text, "protocol", self.protocols, labels)
+        text = "Handshakes of QUIC; early: with requests before its end."
+        yield _counters("quic_handshakes", text, "kind", self.handshakes, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
         calls = CounterMetricFamily(

@@ -58,7 +58,7 @@ class EdgeProcess:
         configure(start.log)
         model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
         model.add_aliases(start.settings.aliases)
-        if not 1 <= len(fds) <= len(("HTTP", "HTTPS")):
+        if not 1 <= len(fds) <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
         sock, *secure = [socket.socket(fileno=fd) for fd in fds]
         http_limits = limits_from_environment(os.environ)
@@ -69,6 +69,7 @@ class EdgeProcess:
             sock,
             tls_sock=secure[0] if secure else None,
             grpc_address=start.grpc_address,
+            udp_sock=secure[1] if secure[1:] else None,
             http_limits=http_limits,
         )
         loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ defines: Handler, Routes
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,11 @@ class Routes:
     """Paths with the methods that they take. A part of a path in braces, as in /v1/models/{id},
     stands for any one part; a slash inside that part comes as %2F (see Request.segments).
 
-    `shapes`: how errors look on paths that begin so, known or not; elsewhere as the Messages API
-    has them. `sinks`: handlers whose bodies go elsewhere than into memory. `begin` is called with
-    each server that starts to listen. `calls` makes the table of gRPC's methods by path, when
-    the first call comes. Raises ValueError for a table that could never be served."""
+    `replay_safe`: handlers of POST that change nothing and cost little, so that asking again does
+    no harm. `shapes`: how errors look on paths that begin so, known or not; elsewhere as the
+    Messages API has them. `sinks`: handlers whose bodies go elsewhere than into memory. `begin` is
+    called with each server that starts to listen. `calls` makes the table of gRPC's methods by
+    path, when the first call comes. Raises ValueError for a table that could never be served."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Routes:
         begin: Callable[[EdgeServer], None] = lambda server: None,
         sinks: Mapping[Handler, SinkMaker] | None = None,
         calls: Callable[[], Mapping[str, Method]] = dict,
+        replay_safe: Iterable[Handler] = (),
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -50,6 +52,7 @@ class Routes:
         self.begin = begin
         self.sinks = sinks or {}
         self._make_calls = calls
+        self.replay_safe = frozenset(replay_safe)
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path

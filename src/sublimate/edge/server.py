@@ -29,13 +29,14 @@ async def create_server(
     *,
     tls_sock: socket.socket | None = None,
     grpc_address: str = "",
+    udp_sock: socket.socket | None = None,
     http_limits: HttpLimits | None = None,
     region: _core.Region | None = None,
     engine_info: dict[str, Any] | None = None,
 ) -> EdgeServer:
     """An edge that answers on a listening socket; with a region it serves from the start. On
-    tls_sock it speaks TLS, with the certificate of the settings; at grpc_address (host:port) gRPC
-    over HTTP/2. Raises ConfigError, ListenError.
+    tls_sock it speaks TLS, with the certificate of the settings, and on udp_sock, bound to the same
+    port, HTTP/3; at grpc_address (host:port) gRPC over HTTP/2. Raises ConfigError, ListenError.
 
     engine_info: as the engine reports it: at least context_length.
     """
@@ -46,7 +47,7 @@ async def create_server(
     await server.listen(sock)
     if tls_sock is not None:
         tune(tls_sock)
-        await server.listen_tls(tls_sock)
+        await server.listen_tls(tls_sock, udp_sock)
     if grpc_address:
         await server.listen_grpc(grpc_address)
     return server

@@ -22,8 +22,15 @@ class Wire(Protocol):
     """One of these is used once: `whole`; or `begin`, then `send` any number of times, then
     `finish`. After either the exchange calls `answered`. On the event loop's thread only."""
 
+    standing: Sequence[Header]
+    """Of every answer on this transport."""
     chunked: bool
     """Pieces of a stream are chunks of HTTP/1.1: for the text path, which makes them ready."""
+
+    @property
+    def protocol(self) -> str:
+        """HTTP/1.1 over TLS, HTTP/3: for people, logs and counters."""
+        ...
 
     @property
     def descriptor(self) -> int:

@@ -23,7 +23,7 @@ from ..control.child import die_with_parent
 from ..edge import limits
 from ..edge.errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from ..edge.exchange import Exchange
-from ..edge.http import HttpConnection
+from ..edge.http import Connection, HttpConnection
 from ..edge.limits import HttpLimits, limits_from_environment
 from ..edge.server import tune
 from ..edge.tls import server_context
@@ -67,7 +67,7 @@ class ModelAddress:
     def __init__(self, http_limits: HttpLimits) -> None:
         self.limits = http_limits
         self._cap = http_limits.connection_cap()
-        self._connections: set[HttpConnection] = set()
+        self._connections: set[Connection] = set()
         self._channel = b"layer:model:" + secrets.token_hex(CHANNEL_BYTES).encode()
         self._commands: Broker | None = None
         self._open: dict[str, _Answer] = {}
@@ -80,17 +80,17 @@ class ModelAddress:
         self._commands = await Broker.connect(port, password, on_lost=self._lose)
 
     # ---- connections ---------------------------------------------------------------------------
-    def connection_opened(self, connection: HttpConnection) -> bool:
+    def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._cap:
             return False
         self._connections.add(connection)
         return True
 
-    def connection_refused(self, connection: HttpConnection) -> bool:
+    def connection_refused(self, connection: Connection) -> bool:
         del connection
         return False
 
-    def connection_closed(self, connection: HttpConnection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
 
     def error_shape(self, path: str) -> ErrorShape:

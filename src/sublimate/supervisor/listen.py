@@ -1,6 +1,6 @@
 """The listening socket, bound once by the supervisor and inherited by every edge.
 
-defines: bind, hold, address_url
+defines: bind, bind_udp, hold, address_url
 """
 
 from __future__ import annotations
@@ -45,6 +45,24 @@ def _bound(host: str, port: int, flag: str, backlog: int = 0) -> socket.socket:
         sock.close()
         raise ListenError(_why(host, port, flag, error)) from None
     return sock
+
+
+def bind_udp(sock: socket.socket) -> socket.socket:
+    """A UDP socket with the address and port of a TCP socket. Raises ListenError."""
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError("a port of TCP was to be matched")
+    host, port = sock.getsockname()[:2]
+    twin = socket.socket(sock.family, socket.SOCK_DGRAM)
+    try:
+        twin.bind(sock.getsockname())
+    except OSError as error:
+        twin.close()
+        raise ListenError(
+            f"Cannot take UDP port {port} on {host} for HTTP/3: {error.strerror}. Choose another "
+            "with --tls-port, or go without by --no-http3."
+        ) from None
+    twin.setblocking(False)
+    return twin
 
 
 def _why(host: str, port: int, flag: str, error: OSError) -> str:

@@ -61,6 +61,7 @@ class Supervisor:
         reporter: Reporter,
         listen_tls: socket.socket | None = None,
         grpc_address: str = "",
+        listen_udp: socket.socket | None = None,
         edge_module: str = EDGE_MODULE,
     ) -> None:
         self._settings = settings
@@ -69,6 +70,7 @@ class Supervisor:
         self._listen = listen
         self._listen_tls = listen_tls
         self._grpc_address = grpc_address
+        self._listen_udp = listen_udp
         self._reporter = reporter
         self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
         self._edge = Worker("edge", edge_module, channel.FromEdge)
@@ -284,7 +286,7 @@ class Supervisor:
             model_name=self._model_name,
             grpc_address=self._grpc_address,
         )
-        listening = (self._listen, self._listen_tls)
+        listening = (self._listen, self._listen_tls, self._listen_udp)
         self._edge.send(start, tuple(sock.fileno() for sock in listening if sock is not None))
         self._tell_unavailable()
         self._make_pair()

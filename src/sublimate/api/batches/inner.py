@@ -18,6 +18,7 @@ CONTENT_TYPE = b"application/json"
 class _NoWire:
     """Stands where the wire of an exchange is."""
 
+    protocol = ""
     chunked = False
     descriptor = -1
 

@@ -1,0 +1,242 @@
+"""The UDP socket of HTTP/3: which connection a datagram belongs to, and who may begin a new one.
+
+Datagrams are read and written here, not by the event loop's transport: what the kernel has no room
+for is dropped, which the protocol repairs, instead of waiting in a queue without a bound.
+
+defines: QuicListener
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
+from aioquic.quic.events import HandshakeCompleted
+from aioquic.quic.packet import (
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from .. import limits
+from .connection import Http3Application, Http3Connection
+from .tickets import Tickets
+from .transport import Transport, configuration_of
+
+DATAGRAM_BYTES_MAX = 65536
+LABEL_BYTES = 8
+"""Of a connection id, ours and those that a retry invents."""
+
+# What hostile datagrams make the library say is not for the operator of this server.
+for _name in ("quic", "http3"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+class QuicListener:
+    """All HTTP/3 connections of a server. On the event loop's thread only."""
+
+    def __init__(
+        self,
+        application: Http3Application,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        certificate: str,
+        key: str,
+    ) -> None:
+        """From files that server_context (tls.py) has taken."""
+        if sock.type != socket.SOCK_DGRAM:
+            raise ValueError("HTTP/3 needs a UDP socket")
+        self.application = application
+        self.loop = loop
+        host, port = sock.getsockname()[:2]
+        self.base_url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        self.tickets = Tickets(limits.QUIC_TICKETS_MAX, limits.QUIC_TICKET_SECONDS)
+        self._configuration = configuration_of(certificate, key)
+        self._tokens = QuicRetryTokenHandler()
+        self._by_label: dict[bytes, Http3Connection] = {}
+        self._labels: dict[Http3Connection, set[bytes]] = {}
+        self._half_open: set[Http3Connection] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._socket = sock
+        sock.setblocking(False)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, limits.QUIC_SOCKET_BUFFER_BYTES)
+        loop.add_reader(sock.fileno(), self._read)
+
+    @property
+    def connections(self) -> int:
+        """Open, closing ones included."""
+        return len(self._labels)
+
+    def reload(self, certificate: str, key: str) -> None:
+        """Connections from now on get this certificate; nobody resumes one that another vouched
+        for."""
+        self._configuration = configuration_of(certificate, key)
+        self.tickets.clear()
+
+    def close(self) -> None:
+        """End all connections at once. Idempotent."""
+        if self._socket.fileno() < 0:
+            return
+        for connection in list(self._labels):
+            connection.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    # ---- datagrams -----------------------------------------------------------------------------
+    def _read(self) -> None:
+        for _ in range(limits.QUIC_DATAGRAMS_PER_TURN):
+            try:
+                data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
+            except OSError:
+                return  # no more, or an ICMP message about a client that is gone
+            self._take(data, address)
+
+    def send(self, data: bytes, address: Any) -> None:
+        try:
+            self._socket.sendto(data, address)
+        except OSError:
+            return  # lost, as any datagram may be
+
+    def _take(self, data: bytes, address: Any) -> None:
+        if not data:
+            return
+        if not data[0] & 0x80:  # a short header: the label follows at once
+            connection = self._by_label.get(data[1 : 1 + LABEL_BYTES])
+            if connection is not None:
+                connection.datagram_received(data, address)
+            return
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=LABEL_BYTES)
+        except ValueError:
+            return
+        connection = self._by_label.get(header.destination_cid)
+        if connection is None:
+            connection = self._greet(header, len(data), address)
+        if connection is not None:
+            connection.datagram_received(data, address)
+
+    def _greet(self, header: QuicHeader, size: int, address: Any) -> Http3Connection | None:
+        """A datagram of no known connection: a new one, or an answer that keeps nothing here."""
+        if header.packet_type == QuicPacketType.VERSION_NEGOTIATION:
+            return None
+        if size < SMALLEST_MAX_DATAGRAM_SIZE:
+            return None  # an answer could be larger than what asked for it
+        versions = self._configuration.supported_versions
+        if header.version not in versions:
+            self.send(
+                encode_quic_version_negotiation(
+                    source_cid=header.destination_cid,
+                    destination_cid=header.source_cid,
+                    supported_versions=versions,
+                ),
+                address,
+            )
+            return None
+        if header.packet_type != QuicPacketType.INITIAL:
+            return None
+        if header.token:
+            try:
+                original = self._tokens.validate_token(
+                    address=address,
+                    destination_cid=header.destination_cid,
+                    token=header.token,
+                    now=time.monotonic(),
+                )
+            except ValueError:
+                return None
+            return self._open(original, header.destination_cid, retried=True)
+        if len(self._half_open) >= limits.QUIC_HALF_OPEN_MAX:
+            self._ask_again(header, address)
+            return None
+        return self._open(header.destination_cid, header.destination_cid, retried=False)
+
+    def _ask_again(self, header: QuicHeader, address: Any) -> None:
+        """A token that only who has this address can show; nothing is kept until then."""
+        if header.version is None:
+            return
+        label = os.urandom(LABEL_BYTES)
+        token = self._tokens.create_token(
+            address=address,
+            original_destination_connection_id=header.destination_cid,
+            retry_source_connection_id=label,
+            now=time.monotonic(),
+        )
+        self.send(
+            encode_quic_retry(
+                version=header.version,
+                source_cid=label,
+                destination_cid=header.source_cid,
+                original_destination_cid=header.destination_cid,
+                retry_token=token,
+            ),
+            address,
+        )
+
+    def _open(self, original: bytes, label: bytes, *, retried: bool) -> Http3Connection | None:
+        transport = Transport(
+            configuration=self._configuration,
+            original_destination_connection_id=original,
+            retry_source_connection_id=label if retried else None,
+            session_ticket_fetcher=self.tickets.take,
+            session_ticket_handler=self.tickets.put,
+        )
+        connection = Http3Connection(self, transport)
+        if not self.application.connection_opened(connection):
+            return None  # silence: there is TCP, which can say why
+        self._labels[connection] = set()
+        self._half_open.add(connection)
+        self.know(label, connection)
+        self.know(transport.host_cid, connection)
+        if self._ticker is None:
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
+        return connection
+
+    # ---- connections ---------------------------------------------------------------------------
+    def know(self, label: bytes, connection: Http3Connection) -> None:
+        """Datagrams with this label are the connection's, wherever they come from."""
+        if self._by_label.setdefault(label, connection) is not connection:
+            raise RuntimeError("two connections have one label")
+        self._labels[connection].add(label)
+
+    def forget(self, label: bytes) -> None:
+        """It was retired."""
+        connection = self._by_label.pop(label, None)
+        if connection is not None:
+            self._labels[connection].discard(label)
+
+    def handshake_done(self, connection: Http3Connection, event: HandshakeCompleted) -> None:
+        """The client is who it was at the first flight, and has its address."""
+        self._half_open.discard(connection)
+        self.application.handshake_done(
+            time.monotonic() - connection.began_seconds,
+            resumed=event.session_resumed,
+            early=event.early_data_accepted,
+        )
+
+    def closed(self, connection: Http3Connection) -> None:
+        """Nothing of it comes or goes any more."""
+        for label in self._labels.pop(connection, ()):
+            self._by_label.pop(label, None)
+        self._half_open.discard(connection)
+        self.application.connection_closed(connection)
+
+    def _tick(self) -> None:
+        """Once a second while there are connections."""
+        self._ticker = None
+        now = time.monotonic()
+        for connection in list(self._labels):
+            connection.tick(now)
+        if self._labels:
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
