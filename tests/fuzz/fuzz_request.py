@@ -107,6 +107,7 @@ class Nobody:
 
     tenant_key = b""
     request = Request("POST", b"/v1/messages", {})
+    streams: bool | None = None
 
 
 class Server:
