@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import ring_reference as ring
 from harness import Served, body, http_post, serve, wait_until
 from sublimate import _core
 from sublimate.config import EdgeSettings
@@ -111,7 +112,8 @@ def test_a_traced_answer_tells_every_step(traced: Served) -> None:
     assert inside["publish"]["end_ns"] <= steps[first]["ns"]
     assert steps[last]["ns"] + steps[last]["took_ns"] <= inside["generate"]["end_ns"]
     whole = texts(told)
-    assert f"shard decision: 1 shard, {prompt} tokens" in whole
+    assert f"shard decision: 1 shard for {prompt} tokens" in whole
+    assert told["shard"]["shard_ends"] == [prompt] and told["shard"]["target"] == "resident"
     assert "prefix lookup found 0/" in whole and "11 tokens in 11 steps of 1 row" in whole
 
 
@@ -369,3 +371,32 @@ def test_records_that_came_too_fast_are_counted() -> None:
             wait_until(lambda: served.client.get(path).json()["missed_records"] > 0)
         told = story(served, running)
         assert told["missed_records"] % 7 == 0 < told["answer"]["output_tokens"]
+
+
+def test_nonsense_in_the_ring_is_no_record() -> None:
+    """The loop's memory is input: kinds that are none, and a head that runs ahead."""
+    with serve(settings=settings(trace=True), step_delay_us=SLOW_STEP_US) as served:
+        loop = ring.LoopTwin(served.region)
+        running = served.message("count", max_tokens=5).headers["request-id"]
+        wait_until(lambda: story(served, running)["events"] != [])
+        head = loop.read_u64(ring.TRACE_HEAD)
+        loop.trace(1, 99, 0, 1)
+        loop.trace(1, -1, -1, 0)
+        loop.trace(1, 7, 0, 1, 12345)  # a state that is none
+        loop.write_u64(ring.TRACE_HEAD, head + 3 + _core.LIMITS["TRACE_RECORDS"] * 9)
+        served.call(served.server.stories.collect)
+        told = story(served, running)
+        kinds = {name for name, _ in _core.TRACE_EVENTS}
+        assert {event["what"] for event in told["events"]} <= kinds
+        assert served.message("say hello").status_code == 200
+        assert told["lines"]
+
+
+def test_what_an_answer_is_held_to_has_its_own_moment(shared: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"format": {"type": "json_schema", "schema": schema}}
+    reply = shared.message("say hello", output_config=wanted, max_tokens=30)
+    told = story(shared, reply.headers["request-id"])
+    (line,) = [line for line in told["lines"] if "constraint compiled" in line["text"]]
+    inside = {stage["name"]: stage for stage in told["stages"]}["publish"]
+    assert inside["begin_ns"] <= line["ns"] <= inside["end_ns"]

@@ -17,6 +17,7 @@ from sublimate.cli.debug_text import Filter, is_shown, matches
 from sublimate.cli.peer import Peer
 from sublimate.cli.perfetto import LOOP, REQUESTS, Recorder
 from sublimate.config import EdgeSettings
+from sublimate.edge import limits
 from sublimate.errors import ExitCode, PeerError
 
 ALL = Filter()
@@ -27,6 +28,12 @@ CALLED = body("count", max_tokens=12, stream=True)
 def slow() -> Iterator[Served]:
     with serve(step_delay_us=1500) as served:
         yield served
+
+
+@pytest.fixture(autouse=True)
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows for some seconds looks at the clock when something comes."""
+    monkeypatch.setattr(limits, "FOLLOW_PING_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def test_a_call_tells_both_sides_in_order(slow: Served, shown: Console) -> None:
         "client  connects",
         "edge    POST /v1/messages over HTTP/1.1",
         "edge    tokenise:",
-        "edge    shard decision: 1 shard",
+        "edge    shard decision: 1 shard for",
         "loop    taken:",
         "loop    admitted: prefix lookup found",
         "loop    step ",
@@ -118,7 +125,7 @@ def ask_twice(served: Served) -> threading.Thread:
 
 def followed(served: Served, chosen: Filter = ALL, **given: Any) -> None:
     thread = ask_twice(served)
-    options: dict[str, Any] = {"as_json": False, "perfetto": None, "seconds": 0.6, **given}
+    options: dict[str, Any] = {"as_json": False, "perfetto": None, "seconds": 0.5, **given}
     assert debug.follow(Peer(served.url), chosen, **options) == ExitCode.OK
     thread.join()
 

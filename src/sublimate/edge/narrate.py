@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from .._core import LIMITS, POLICY
+from ..policy.decision import Decision, Hardware, Request, decide
 from .stories import UNPREPARED, UNTIL_ENDED, Story
 from .timing import NS_PER_MS
 from .trace import RECORD_BYTES
@@ -253,12 +254,13 @@ def _edge_lines(story: Story, now_ns: int) -> Iterator[Line]:
         text = STAGE_TEXTS[name].format(
             prompt_tokens=story.prompt_tokens, slot=story.slot, generation=story.generation
         )
-        if name == "publish" and story.constrained:
-            text = "constraint compiled or found, " + text
+        if name == "publish" and story.constrained and story.timing is not None:
+            held_ns = story.timing.handed_ns
+            yield Line(held_ns, "edge", f"constraint compiled or found ({_ms(held_ns - begin)})")
         if name == "admit" and not story.records:
             text += f": {_admission_text(story)}"
         yield Line(end, "edge", f"{name}: {text} ({_ms(end - begin)})")
-        if name == "tokenise":
+        if name == "tokenise" and story.prompt_tokens:
             yield Line(end, "edge", f"shard decision: {_shards_text(story)}")
     if story.timing is not None and story.timing.first_sent_ns:
         yield Line(story.timing.first_sent_ns, "edge", "first bytes of the text written")
@@ -274,8 +276,24 @@ def _edge_lines(story: Story, now_ns: int) -> Iterator[Line]:
         yield Line(end, "edge", f"end: {status}{why}{where}{tokens}; {whole} in all")
 
 
+def _shards(story: Story) -> Decision:
+    """What the policy says of a request of this size, memory being there."""
+    asked = Request(
+        prompt_tokens=story.prompt_tokens,
+        output_tokens_max=story.token_budget,
+        streamed=story.stream,
+    )
+    return decide(asked, Hardware(role="engine"))
+
+
 def _shards_text(story: Story) -> str:
-    return f"1 shard, {_count(story.prompt_tokens, 'token')} (up to {SHARD_TOKENS:,} in one)"
+    decision = _shards(story)
+    count = len(decision.shard_ends)
+    text = f"{_count(count, 'shard')} for {_count(story.prompt_tokens, 'token')}"
+    text += f" (up to {SHARD_TOKENS:,} in one), {decision.target}"
+    if count > 1:
+        text += f"; split {decision.split}, and this loop reads them one after the other"
+    return text
 
 
 def _blocks(story: Story) -> int:
@@ -349,7 +367,7 @@ def view(story: Story, now_ns: int, *, with_events: bool = True) -> dict[str, An
         "end_to_end_ms": _round_ms((story.ended_ns or now_ns) - story.began_ns),
         "stages": stages,
         "admission": _admission(story),
-        "shard": {"shards": 1, "max_tokens_per_shard": SHARD_TOKENS},
+        "shard": _shards(story) if story.prompt_tokens else None,
         "lines": lines,
         "missed_records": story.missed,
         "left_out_records": story.left_out,

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from .._core import LIMITS
 from . import limits
 from .timing import NS_PER_SECOND, STAGES, Timing
-from .trace import PART, RECORD_BYTES, STEP, EngineTrace, head_of, is_record
+from .trace import PART, READ_MAX, RECORD_BYTES, STEP, EngineTrace, head_of, is_record
 
 if TYPE_CHECKING:
     from .engine import Submission, Ticket
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PATH_CHARACTERS_MAX = 200
 UNTIL_ENDED = "settle"
 """The last stage: what was written is counted and logged."""
+READ_ROUNDS_MAX = 1 + LIMITS["TRACE_RECORDS"] // READ_MAX
+"""Reads in a row: a ring that is written faster than that is an engine that broke."""
 UNPREPARED = "handle"
 """The only stage of a request that asks the engine for nothing."""
 Stages = list[tuple[str, int, int]]
@@ -235,11 +238,12 @@ class Stories:
         engine = self._engine
         if engine is None:
             return
-        records = b"\0" * RECORD_BYTES
-        while records:
+        for _ in range(READ_ROUNDS_MAX):
             missed, records = engine.read()
             if missed:
                 self._missed(missed)
+            if not records:
+                return
             for at in range(0, len(records), RECORD_BYTES):
                 if is_record(records, at):
                     self._sort(engine, records, at)

@@ -37,16 +37,19 @@ class Timing:
 
     __slots__ = (
         *("_admitted_ns", "_ends", "_first_sent_ns", "_first_token_ns", "_submitted_ns"),
-        "received_ns",
+        *("handed_ns", "received_ns"),
     )
 
     def __init__(self, received_seconds: float) -> None:
         self.received_ns = int(received_seconds * NS_PER_SECOND)
+        self.handed_ns = 0
+        """The prompt and its constraint were ready for the engine; part of `publish`."""
         self._ends: list[int] = [time.monotonic_ns()]
         self._submitted_ns = self._admitted_ns = self._first_token_ns = self._first_sent_ns = 0
 
     def prepared(self, parsed_ns: int, rendered_ns: int, tokenised_ns: int) -> None:
-        """The stages of Prompt."""
+        """The stages of Prompt; what it is held to is there, too."""
+        self.handed_ns = time.monotonic_ns()
         self._ends += (parsed_ns, rendered_ns, tokenised_ns)
 
     def submitted(self) -> None:

@@ -1,7 +1,7 @@
 """The trace ring of an engine's region (core/ring/trace_ring.h), as the edge reads it: when the
 loop writes into it, and what a record says.
 
-defines: RECORD_BYTES, STEP, PART, head_of, is_record, EngineTrace
+defines: RECORD_BYTES, READ_MAX, STEP, PART, head_of, is_record, EngineTrace
 """
 
 from __future__ import annotations
@@ -79,13 +79,14 @@ class EngineTrace:
         kind, names = KINDS[fields[1]]
         event: dict[str, Any] = {"ns": fields[0], "what": kind}
         for name, value in zip(names, fields[FIXED_FIELDS:], strict=False):
-            event[name] = _word(WORDS.get((kind, name)), value)
+            words = WORDS.get((kind, name))
+            event[name] = value if words is None else _word(words, value)
         if kind == "step":
             event["took_ns"] &= UINT32
             event["kernels"], event["as_prompt"] = self._kernels(event["kernels"])
         if kind == "finished":
             words = {"refused": REFUSALS, "failed": FAILURES}.get(event["reason"])
-            event["detail"] = str(_word(words, event["detail"])) if words else ""
+            event["detail"] = "" if words is None else _word(words, event["detail"])
         return event
 
     def _kernels(self, number: int) -> tuple[str, bool]:
@@ -99,8 +100,8 @@ def is_record(records: bytes | bytearray, at: int) -> bool:
     return 0 <= head_of(records, at)[0] < len(KINDS)
 
 
-def _word(words: tuple[str, ...] | None, value: int) -> str | int:
-    return words[value] if words and 0 <= value < len(words) else value
+def _word(words: tuple[str, ...], value: int) -> str:
+    return words[value] if 0 <= value < len(words) else str(value)
 
 
 def _variant(info: dict[str, Any], phase: str) -> str:
