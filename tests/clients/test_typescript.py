@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from cases_tools import thinking_model
+from harness import ANSWERS, serve
+from house import ROOT
+from test_blocks_served import ANSWERS as CALLS
+
 PACKAGE = ROOT / "clients" / "typescript"
-sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
-
-from cases_tools import thinking_model  # noqa: E402
-from harness import ANSWERS, serve  # noqa: E402
-from test_blocks_served import ANSWERS as CALLS  # noqa: E402
-
 pytestmark = pytest.mark.typescript
 THOUGHTS: dict[str, str | bytes] = {"ferret": "<think>\nHm, 2?\n</think>\n\nTwo."}
 
