@@ -357,7 +357,7 @@ def test_a_deadline_ends_the_request_in_the_engine(slow: Served) -> None:
         wait_until(slow.idle)
         stats = slow.region.stats()
         assert stats["cancelled_decode"] + stats["cancelled_prefill"] == 1
-        assert sum(ends(slow).values()) == 1 and ("grpc/h2", "ok") not in ends(slow)
+        assert sum(ends(slow).values()) == 1 and ("gRPC over HTTP/2", "ok") not in ends(slow)
 
 
 def test_cancel_after_begin(slow: Served) -> None:
@@ -367,7 +367,7 @@ def test_cancel_after_begin(slow: Served) -> None:
         call.cancel()
         wait_until(slow.idle)
         assert call.code() is Code.CANCELLED
-        wait_until(lambda: ends(slow) == {("grpc/h2", "cancelled"): 1})
+        wait_until(lambda: ends(slow) == {("gRPC over HTTP/2", "cancelled"): 1})
         assert slow.call(lambda: dict(slow.server.metrics.ends)) == {"client_gone": 1}
 
 
@@ -381,7 +381,7 @@ def test_cancel_after_first_response(slow: Served) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(events)
         assert caught.value.code() is Code.CANCELLED  # type: ignore[attr-defined]
-        wait_until(lambda: ends(slow) == {("grpc/h2", "cancelled"): 1})
+        wait_until(lambda: ends(slow) == {("gRPC over HTTP/2", "cancelled"): 1})
 
 
 def test_a_deadline_within_a_stream(slow: Served) -> None:
@@ -416,7 +416,7 @@ def test_a_client_that_does_not_read_costs_a_bound() -> None:
     with serve(grpc=True, answers=answers, limits=bound, step_delay_us=100) as served:
         with connected(served, http2__bdp_probe=0, http2__lookahead_bytes=1024) as client:
             stream = client.stream(typed("go on", max_tokens=8000))
-            wait_until(lambda: ("grpc/h2", "call_slow_reader") in ends(served))
+            wait_until(lambda: ("gRPC over HTTP/2", "call_slow_reader") in ends(served))
             wait_until(served.idle)
             assert served.call(lambda: dict(served.server.metrics.ends)) == {"slow_reader": 1}
             assert client.CreateMessage(typed("anything else", max_tokens=1)).id
@@ -477,7 +477,7 @@ def test_health_follows_readiness() -> None:
         served.call(lambda: served.server.engine_lost())
         assert next(watching).status == NOT_SERVING
         watching.cancel()
-        wait_until(lambda: ends(served) == {("grpc/h2", "cancelled"): 1})
+        wait_until(lambda: ends(served) == {("gRPC over HTTP/2", "cancelled"): 1})
 
 
 def test_reflection_describes_what_can_be_called(client: Client) -> None:
@@ -534,4 +534,4 @@ def test_calls_side_by_side_leave_nothing(served: Served, client: Client) -> Non
     futures = [client.CreateMessage.future(typed()) for _ in range(100)]
     assert all(future.result(WAIT_SECONDS).content for future in futures)
     wait_until(served.idle)
-    assert ends(served, since=before)[("grpc/h2", "ok")] == 100
+    assert ends(served, since=before)[("gRPC over HTTP/2", "ok")] == 100

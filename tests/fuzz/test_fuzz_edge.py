@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from fuzz import fuzz_frames, fuzz_request, fuzz_template
+from fuzz import fuzz_frames, fuzz_grpc, fuzz_request, fuzz_template
 from sublimate.edge.errors import ApiError
+from sublimate.edge.grpc.framing import MessageReader
 from sublimate.model.escape import Escape
 from sublimate.model.template import ChatTemplate
 from sublimate.wire.frames import FrameDecoder
@@ -31,6 +32,22 @@ def test_frames() -> None:
     assert sum(outcomes.values()) > 1000
     reached = {"", "MalformedFrameError", "FrameTooLargeError", "TruncatedStreamError"}
     assert reached <= set(outcomes)
+
+
+def test_calls_of_grpc() -> None:
+    outcomes = fuzz_grpc.run(SECONDS / 2, SEED)
+    assert sum(outcomes.values()) > 1000
+    assert {"", "call_message", "call_framing", "call_too_large", "field", "cut"} <= set(outcomes)
+
+
+def test_a_planted_fault_in_the_reader_of_calls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = MessageReader.feed
+    # A prefix that comes in two pieces is lost.
+    monkeypatch.setattr(
+        MessageReader, "feed", lambda self, data: feed(self, data) if len(data) > 4 else []
+    )
+    with pytest.raises(AssertionError, match="pieces"):
+        fuzz_grpc.run(60, SEED, 1000)
 
 
 def test_a_planted_fault_in_the_frame_reader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

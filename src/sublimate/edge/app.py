@@ -47,6 +47,7 @@ LOG = logging.getLogger("sublimate.edge")
 DEBUG_PATHS = "/v1/debug/"
 """Requests that ask for stories have none."""
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
+GRPC = "application/grpc"
 SIGNATURE_KEY_BYTES = 32
 FOREVER_REASONS = ("hardware_not_supported", "load_failed")
 
@@ -195,6 +196,10 @@ class EdgeServer:
 
     def is_replay_safe(self, exchange: Exchange) -> bool:
         """For a request in the first flight of a connection, which may have been recorded."""
+        if exchange.is_carrier:
+            from .grpc.in_body import is_replay_safe
+
+            return is_replay_safe(exchange.request.path)
         is_reading = exchange.request.method in ("GET", "HEAD", "OPTIONS")
         return is_reading or exchange.handler in self.routes.replay_safe
 
@@ -220,7 +225,9 @@ class EdgeServer:
         return self.routes.error_shape(path)
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
-        """By the head alone: access, then route."""
+        """By the head alone: access, then route; a call of gRPC sees to both by itself."""
+        if exchange.wire.has_trailers and exchange.request.field(b"content-type").startswith(GRPC):
+            return self._refuse_call(exchange)
         exchange.standing_headers += [*self._standing, *exchange.wire.standing]
         exchange.on_gone = lambda: self._tell(exchange, end="client_gone")
         try:
@@ -229,6 +236,15 @@ class EdgeServer:
                 exchange.handler = self.routes.find(exchange.request)
                 if (make_sink := self.routes.sinks.get(exchange.handler)) is not None:
                     exchange.sink = make_sink(self, exchange)
+        except ApiError as error:
+            return error
+        return None
+
+    def _refuse_call(self, exchange: Exchange) -> ApiError | None:
+        from .grpc.in_body import begin_call
+
+        try:
+            begin_call(self, exchange)
         except ApiError as error:
             return error
         return None
@@ -283,6 +299,8 @@ class EdgeServer:
 
     def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
         """One line in the log and one in the counters per answer."""
+        if exchange.is_carrier:
+            return
         self.metrics.responses[str(exchange.status)] += 1
         self._tell(exchange, answer)
         if exchange.stream_type:

@@ -383,8 +383,18 @@ class ErrorShape:
     def status(self, error: ApiError) -> int:
         return error.kind.status
 
+    def fields(self, error: ApiError, request_id: str) -> list[tuple[str, str]]:
+        """Headers of an answer that is an error."""
+        del request_id
+        return [("content-type", "application/json"), *error.headers()]
+
     def body(self, error: ApiError, request_id: str) -> bytes:
         return envelope(error, request_id)
+
+    def trailers(self, error: ApiError, request_id: str) -> list[tuple[str, str]]:
+        """Behind a stream that breaks, on a wire that has such."""
+        del error, request_id
+        return []
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """The last frames of a stream that breaks."""

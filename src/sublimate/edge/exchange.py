@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -93,6 +93,7 @@ class Exchange:
         "error_code",
         "error_shape",
         "handler",
+        "is_carrier",
         "lease",
         "on_gone",
         "owner",
@@ -132,6 +133,8 @@ class Exchange:
         """Whose API key was accepted."""
         self.lease: Lease | None = None
         """What the owner's limits were charged for it."""
+        self.is_carrier = False
+        """Of a call of gRPC, which has an exchange of its own: logs and counters are that one's."""
         self.standing_headers: list[Header] = []
         """Headers of every answer on this exchange."""
         self.status = 0
@@ -178,12 +181,14 @@ class Exchange:
             return
         self.error_code = error.code
         if self.streaming:
-            self.finish(self.framed(self.error_shape.event(error, self.request_id)))
+            event = self.framed(self.error_shape.event(error, self.request_id))
+            self.finish(event, self.error_shape.trailers(error, self.request_id))
             return
         if error.kind.close:
             self.wire.last()
         body = self.error_shape.body(error, self.request_id)
-        self.send_json(self.error_shape.status(error), body, error.headers())
+        fields = self.error_shape.fields(error, self.request_id)
+        self.send(self.error_shape.status(error), fields, body)
 
     # ---- streams -------------------------------------------------------------------------------
     def start_stream(
@@ -202,12 +207,12 @@ class Exchange:
             raise RuntimeError("a stream begins with its head and ends with `finish`")
         return self.wire.send(data)
 
-    def finish(self, data: bytes = b"") -> None:
-        """The last bytes of a stream, framed."""
+    def finish(self, data: bytes = b"", trailers: Sequence[Header] = ()) -> None:
+        """The last bytes of a stream, framed, and the fields behind it where its wire has such."""
         if self.answered:
             return
         self._begin_end()
-        self.wire.finish(data)
+        self.wire.finish(data, trailers)
         self._end()
 
     def framed(self, frames: bytes) -> bytes:

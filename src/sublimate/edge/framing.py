@@ -25,6 +25,8 @@ class Http1Wire:
 
     __slots__ = ("_connection", "chunked", "keep_alive", "send", "standing")
 
+    has_trailers = False  # few clients of HTTP/1.1 read them
+
     def __init__(self, connection: HttpConnection, is_latest: bool, keep_alive: bool) -> None:
         self._connection = connection
         self.chunked = is_latest
@@ -58,7 +60,7 @@ class Http1Wire:
         return self.send(self._head(status, fields) + pieces)
 
     def finish(self, pieces: bytes, trailers: Sequence[Header] = (), /) -> None:
-        del trailers  # few clients of HTTP/1.1 read them
+        del trailers
         self.send(pieces + LAST_CHUNK if self.chunked else pieces)
 
     def answered(self, exchange: Exchange, /) -> None:

@@ -24,6 +24,8 @@ class Wire(Protocol):
 
     standing: Sequence[Header]
     """Of every answer on this transport."""
+    has_trailers: bool
+    """What `finish` is given arrives."""
     chunked: bool
     """Pieces of a stream are chunks of HTTP/1.1: for the text path, which makes them ready."""
 

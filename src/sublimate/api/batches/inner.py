@@ -19,6 +19,7 @@ class _NoWire:
     """Stands where the wire of an exchange is."""
 
     protocol = ""
+    has_trailers = False
     chunked = False
     descriptor = -1
 

@@ -49,7 +49,7 @@ class Carrier(Protocol):
     more is dropped."""
 
     protocol: str
-    """For counters: grpc/h2, grpc/h3."""
+    """gRPC over HTTP/2, gRPC over HTTP/3: for people, logs and counters."""
 
     def head(self, fields: Sequence[Header], /) -> None:
         """Initial metadata. Once, and not at all where the call fails before its first message."""
@@ -112,6 +112,8 @@ class Call:
     # ---- from the transport --------------------------------------------------------------------
     def begin(self) -> None:
         """The head has come."""
+        if self._talk is not None:
+            raise RuntimeError("a call begins once")
         self.guarded(self._begin)
 
     def _begin(self) -> None:
@@ -137,7 +139,9 @@ class Call:
     def cancelled(self) -> None:
         """The client has cancelled, or its connection is lost. Nothing is sent any more."""
         if not self.has_ended:
-            self._end("cancelled", None)
+            talk = self._over("cancelled")
+            if talk is not None:
+                talk.gone(None)
 
     def guarded(self, step: Callable[..., None], *arguments: bytes) -> None:
         if self.has_ended:
@@ -167,25 +171,26 @@ class Call:
     def complete(self) -> None:
         """The answer is whole."""
         if not self.has_ended:
-            self._talk = None
+            self._over("ok")
             self.carrier.end(Status())
-            self._end("ok", None)
 
     def fail(self, error: ApiError, fields: Sequence[Header] = ()) -> None:
         """End with an error. `fields`: those of the answer's head, if it has none yet."""
         if not self.has_ended:
+            talk = self._over(error.code)
             shown = () if self._has_head else fields
             self.carrier.end(status_of(error, self.request_id, shown))
-            self._end(error.code, error)
+            if talk is not None:
+                talk.gone(error)
 
     def _deadline_passed(self) -> None:
         self.fail(ApiError("call_deadline"))
 
-    def _end(self, how: str, error: ApiError | None) -> None:
+    def _over(self, how: str) -> Talk | None:
+        """From here on nothing of it is heard or said. Returns its method's side."""
         self.has_ended = True
         self.server.metrics.calls[self.carrier.protocol, how] += 1
         if self._deadline is not None:
             self._deadline.cancel()
         talk, self._talk = self._talk, None
-        if talk is not None:
-            talk.gone(error)
+        return talk

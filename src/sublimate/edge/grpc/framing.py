@@ -76,6 +76,8 @@ class MessageReader:
 
 def framed_message(message: bytes) -> bytes:
     """With its prefix."""
+    if len(message) >> 8 * LENGTH_BYTES:
+        raise ValueError("a message has less than 4 GiB")
     return b"\0" + len(message).to_bytes(LENGTH_BYTES, "big") + message
 
 

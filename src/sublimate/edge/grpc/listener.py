@@ -44,7 +44,7 @@ Certificate = tuple[bytes, bytes]
 class _Carrier:
     """What one call wants sent, until its coroutine sends it."""
 
-    protocol = "grpc/h2"
+    protocol = "gRPC over HTTP/2"
 
     def __init__(self, url: str, task: asyncio.Task[Any] | None) -> None:
         self.status: Status | None = None
@@ -118,6 +118,8 @@ class GrpcListener(grpc.GenericRpcHandler):
     async def listen(self, address: str, certificate: Certificate | None) -> int:
         """Listen on host:port, in the clear without a certificate. Returns the port. Raises
         ListenError."""
+        if self._grpc is not None:
+            raise RuntimeError("it listens already")
         self._grpc = grpc.aio.server(
             handlers=(self,),
             options=self._options(),

@@ -53,6 +53,10 @@ class RouteMethod(msgspec.Struct, frozen=True):
     accept: bytes = JSON
     """What the route answers `written` with."""
 
+    def __post_init__(self) -> None:
+        if self.verb not in ("GET", "POST") or not self.target.startswith(b"/"):
+            raise ValueError(f"{self.verb} {self.target!r} leads to no route")
+
     def __call__(self, call: Call) -> _Route:
         return _Route(self, call)
 
@@ -78,6 +82,7 @@ class CallExchange(Exchange):
 class _Route:
     """A Talk, and the Wire of its exchange."""
 
+    has_trailers = False
     chunked = False
     descriptor = -1
     standing: Sequence[Header] = ()
@@ -212,6 +217,7 @@ def _shown(fields: Sequence[Header]) -> list[Header]:
 class _Nowhere:
     """The wire of an exchange that only asks for access."""
 
+    has_trailers = False
     chunked = False
     protocol = ""
     standing: Sequence[Header] = ()

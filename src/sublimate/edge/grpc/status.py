@@ -13,8 +13,7 @@ from ...v1 import frames_pb2, messages_pb2
 from ..errors import ApiError, grpc_code
 from ..wire import Header
 
-HTTP_STATUS = "x-http-status"
-"""Of the same error over HTTP: several of its statuses share one code of gRPC."""
+HIGHEST_CODE = 16
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -26,6 +25,12 @@ class Status(msgspec.Struct, frozen=True):
     """A google.rpc.Status, for grpc-status-details-bin; empty: none."""
     trailers: tuple[Header, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.code <= HIGHEST_CODE:
+            raise ValueError(f"{self.code} is no code of google.rpc")
+        if self.details and not self.code:
+            raise ValueError("what ended well has no details")
+
 
 def status_of(error: ApiError, request_id: str, fields: Sequence[Header] = ()) -> Status:
     """`fields`: more trailers, where there was no head that could have had them."""
@@ -35,5 +40,5 @@ def status_of(error: ApiError, request_id: str, fields: Sequence[Header] = ()) -
         told.error_code = error.kind.error_code
     status = messages_pb2.Status(code=code, message=error.text)
     status.details.add().Pack(told)
-    trailers = (*fields, *error.headers(), (HTTP_STATUS, str(error.kind.status)))
+    trailers = (*fields, *error.headers())
     return Status(code, error.text, status.SerializeToString(), trailers)

@@ -24,6 +24,7 @@ class StreamWire:
     chunked = False
     descriptor = -1
     protocol = "HTTP/3"
+    has_trailers = True
     standing: Sequence[Header] = ()
 
     def __init__(self, connection: Http3Connection, stream_id: int) -> None:
