@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-typescript build-typescript proto proto-typescript lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-typescript build-typescript proto proto-typescript wasm release-sign lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -97,6 +97,17 @@ proto-typescript: .venv/stamp-environment
 proto: .venv/stamp-environment
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=src --pyi_out=src \
 	  $(shell find proto -name '*.proto')
+
+# The decision function for browsers and Node, which is committed too.
+wasm: .venv/stamp-environment
+	core/policy/wasm.sh
+
+# A wheel in dist/, signed with a key that is kept apart: make release-sign KEY=PATH
+release-sign: build
+	@test -r "$(KEY)" || { echo "KEY=PATH names the private key (docs/policy.md)" >&2; exit 2; }
+	rm -rf dist
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/sublimate sign dist/*.whl --key "$(KEY)"
 
 lint: .venv/stamp-dev
 	ruff check src tests

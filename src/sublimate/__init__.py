@@ -1,7 +1,8 @@
 """Sublimate: a language-model server whose scheduler and executor are one resident C++ loop.
 
 `Engine` runs that loop in the caller's process; `sublimate serve` runs it as a server. Names are
-loaded when they are first used, so that importing the package costs nothing.
+loaded when they are first used, so that importing the package costs nothing but the look at its
+signature: a policy or decision module that was changed is an InvalidSignatureError at import.
 """
 
 from __future__ import annotations
@@ -9,19 +10,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .policy.signature import check_at_import
+
 if TYPE_CHECKING:
     from .engine.inprocess import Engine as Engine
     from .engine.results import Completion as Completion
     from .engine.results import Piece as Piece
+    from .errors import InvalidSignatureError as InvalidSignatureError
     from .errors import SublimateError as SublimateError
 
     __version__: str
 
-__all__ = ["Completion", "Engine", "Piece", "SublimateError", "__version__"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "InvalidSignatureError",
+    "Piece",
+    "SublimateError",
+    "__version__",
+    "provenance_kind",
+]
+
+_PROVENANCE = check_at_import(__path__)
 
 _HOMES = {
     "Completion": ".engine.results",
     "Engine": ".engine.inprocess",
+    "InvalidSignatureError": ".errors",
     "Piece": ".engine.results",
     "SublimateError": ".errors",
 }
@@ -37,6 +52,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def provenance_kind() -> str:
+    """Who made this installation: "release", "dev", or "unsigned" for a checkout of the sources."""
+    return _PROVENANCE.kind
 
 
 def _version() -> str:

@@ -6,6 +6,7 @@ SublimateError
 ├── EngineError        the engine cannot start, or ended (exit 4)
 │   ├── HardwareError  this machine cannot run it
 │   └── RequestError   one request was refused or failed
+├── InvalidSignatureError  the policy or the decision module is not as it was signed (exit 7)
 ├── ListenError        the address cannot be bound (exit 5)
 └── PeerError          a server that we talk to does not answer as expected (exit 6)
 
@@ -32,6 +33,7 @@ class ExitCode(IntEnum):
     ENGINE = 4
     LISTEN = 5
     PEER = 6
+    SIGNATURE = 7
     INTERRUPTED = 130
 
 
@@ -65,6 +67,13 @@ class HardwareError(EngineError):
 
 class RequestError(EngineError):
     """One in-process request was refused or failed; others go on."""
+
+
+class InvalidSignatureError(SublimateError, ImportError):
+    """A file of this package is not as it was signed: raised by `import sublimate`, so it is an
+    ImportError too. The text names the file and the way back."""
+
+    exit_code = ExitCode.SIGNATURE
 
 
 class ListenError(SublimateError):

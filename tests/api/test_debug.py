@@ -22,6 +22,7 @@ from sublimate.edge import limits
 from sublimate.edge.stories import UNTIL_ENDED, Stories
 from sublimate.edge.timing import STAGES
 from test_errors import check_error
+from test_grpc_calls import CREATE, begun, request
 
 PAGE_TOKENS = _core.LIMITS["PAGE_TOKENS"]
 LONG = "count " * 60
@@ -224,6 +225,16 @@ def test_requests_of_a_batch_have_stories(shared: Served) -> None:
     rows = shared.client.get("/v1/debug/requests").json()["data"]
     stories = [story(shared, row["id"]) for row in rows if row["path"] == "/v1/messages"]
     assert any("of a batch: head parsed" in texts(told) for told in stories)
+
+
+def test_calls_of_grpc_have_stories_that_name_their_carrier(shared: Served) -> None:
+    for messages, end in (([request()], "end_turn"), ([b"\xff"], "call_message")):
+        _, carrier = begun(shared, CREATE, messages)
+        wait_until(lambda told=carrier: told.status is not None)
+        wait_until(lambda wanted=end: latest(shared)["end"] == wanted)
+        told = story(shared, latest(shared)["id"])
+        assert told["request"]["protocol"] == carrier.protocol
+        assert f"/v1/messages over {carrier.protocol}" in texts(told)
 
 
 # ---- who may ask ---------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ def test_help_names_every_command() -> None:
         "limits",
         "bench",
         "config",
+        "verify",
+        "sign",
         "version",
     ):
         assert f" {command} " in text
@@ -72,7 +74,8 @@ def test_help_of_serve_names_every_setting_with_its_variable() -> None:
 
 def test_versions() -> None:
     assert run("version").stdout.startswith("sublimate ")
-    assert set(msgspec.json.decode(run("version", "--json").stdout)) == {"version"}
+    told = msgspec.json.decode(run("version", "--json").stdout)
+    assert set(told) == {"version", "kind"} and told["kind"] in ("release", "dev", "unsigned")
 
 
 def test_a_wrong_flag_or_command_names_its_neighbour() -> None:

@@ -116,13 +116,13 @@ def test_missing_ports_are_told() -> None:
 
 def test_udp_that_failed_is_left_alone_and_probed_after_a_while() -> None:
     known = origin()
-    known.quic_failed(100.0)
+    known.udp.failed(100.0)
     assert plan(known, "stream", CARRIERS) == Plan(WITHOUT_QUIC, "udp blocked")
-    assert not known.probe_is_due(100.0 + BLOCKED_SECONDS - 1)
-    assert known.probe_is_due(100.0 + BLOCKED_SECONDS)
-    assert not known.probe_is_due(100.0 + BLOCKED_SECONDS), "one probe is enough"
+    assert not known.udp.probe_is_due(100.0 + BLOCKED_SECONDS - 1)
+    assert known.udp.probe_is_due(100.0 + BLOCKED_SECONDS)
+    assert not known.udp.probe_is_due(100.0 + BLOCKED_SECONDS), "one probe is enough"
     assert plan(known, "stream", CARRIERS).fallback == "udp blocked", "no request waits for it"
-    known.quic_worked()
+    known.udp.worked()
     assert plan(known, "stream", CARRIERS) == Plan(CARRIERS)
 
 
@@ -130,8 +130,8 @@ def test_each_failure_doubles_the_wait_up_to_a_limit() -> None:
     known = origin()
     waits: list[float] = []
     for _ in range(8):
-        known.quic_failed(0.0)
-        waits.append(known.blocked_until_seconds)
+        known.udp.failed(0.0)
+        waits.append(known.udp.until_seconds)
     assert waits[:3] == [BLOCKED_SECONDS, BLOCKED_SECONDS * 2, BLOCKED_SECONDS * 4]
     assert waits[-1] == BLOCKED_SECONDS_MAX
 

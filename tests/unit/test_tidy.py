@@ -369,7 +369,17 @@ PYTHON_MAY_USE = {
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},
     "client": {"wire"},
-    "cli": {"model", "probe", "engine", "edge", "legacy", "supervisor", "bench", "client"},
+    "cli": {
+        "model",
+        "policy",
+        "probe",
+        "engine",
+        "edge",
+        "legacy",
+        "supervisor",
+        "bench",
+        "client",
+    },
 }
 
 

@@ -246,7 +246,7 @@ async def test_blocked_udp_is_given_up_in_time_and_remembered(swallow: int) -> N
         await net.exchange(origin, call(), WITH_OTHERS)
     took = time.monotonic() - begun
     assert FALLBACK_SECONDS <= took < HANDSHAKE_SECONDS / 2, "not the handshake's own time limit"
-    assert caught.value.unsent and origin.failures == 1
+    assert caught.value.unsent and origin.udp.failures == 1
     await net.close()
 
 
@@ -258,7 +258,7 @@ async def test_a_closed_port_is_known_at_once(swallow: int) -> None:
     origin = Origin("https", "127.0.0.1", 443, True, Service(quic_port=closed))
     with pytest.raises(CarrierError) as caught:
         await net.exchange(origin, call(), WITH_OTHERS)
-    assert caught.value.unsent and origin.failures == 1 and not net._connecting
+    assert caught.value.unsent and origin.udp.failures == 1 and not net._connecting
     await net.close()
 
 

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from harness import Served, serve, wait_until
+from sublimate.cli.certificate import own_certificate
 from sublimate.client import async_http_client, http_client
 from sublimate.client.choice import Carrier
 from sublimate.config import EdgeSettings
 
-SERVED: tuple[Carrier, ...] = ("http/1.1", "frames")
+SERVED: tuple[Carrier, ...] = ("http/1.1", "frames", "grpc-h2", "h3")
 USER = {"role": "user", "content": "say hello"}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": [USER]}
 WEATHER = {
@@ -28,18 +29,27 @@ WEATHER = {
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 KEY = "sk-test"
 # What differs between two answers however they came.
-OF_ONE_ANSWER = ("date", "request-id", "x-engine-utilization", "x-layer-headroom")
+OF_ONE_ANSWER = (
+    "date",
+    "request-id",
+    "x-engine-utilization",
+    "x-kv-headroom",
+    "vary",
+    "connection",
+)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    certificate, key = own_certificate(tmp_path_factory.mktemp("tls"))
+    settings = EdgeSettings(api_keys=(KEY,), tls_certificate=str(certificate), tls_key=str(key))
     answers = {
         "the weather": "I look.\n" + CALL,
         "say hello": "Hello there!",
         "count": "".join(f"{number} " for number in range(1000)),
     }
     with serve(
-        settings=EdgeSettings(api_keys=(KEY,)), answers=answers, step_delay_us=300
+        settings=settings, answers=answers, step_delay_us=300, grpc=True, http3=True
     ) as served:
         yield served
         wait_until(served.idle)
@@ -67,7 +77,11 @@ def made(server: Served, carrier: Carrier, **options: Any) -> Iterator[anthropic
 def seen(server: Served) -> Counter[str]:
     """By the server: what its answers went over."""
     metrics = server.server.metrics
-    return Counter({"frames": metrics.streams["application/octet-stream"]})
+    calls: Counter[str] = Counter()
+    for (transport, _), count in metrics.calls.items():
+        calls[transport.replace("/", "-")] += count
+    over_quic = metrics.protocols["HTTP/3"]
+    return calls + Counter({"frames": metrics.streams["application/octet-stream"], "h3": over_quic})
 
 
 @contextlib.contextmanager
@@ -75,7 +89,10 @@ def over(server: Served, carrier: Carrier, count: int, *, framed: int) -> Iterat
     """So many answers go over this carrier, framed of them as frames."""
     before = seen(server)
     yield
-    expected = +Counter({"frames": framed if carrier != "http/1.1" else 0})
+    expected = Counter({"frames": framed if carrier != "http/1.1" else 0})
+    if carrier not in ("http/1.1", "frames"):
+        expected[carrier] = count
+    expected = +expected
     wait_until(lambda: seen(server) - before >= expected)
     wait_until(server.idle)
     assert seen(server) - before == expected

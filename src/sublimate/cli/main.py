@@ -1,10 +1,10 @@
 """The `sublimate` command: what each subcommand is called and takes.
 
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
-listen, 6 a server that was talked to, 130 interrupted.
+listen, 6 a server that was talked to, 7 a wrong signature, 130 interrupted.
 
 defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, debug, doctor,
-pull, models, probe, limits, bench, tax, wire-compare, config show, keys, version
+pull, models, probe, limits, bench, tax, wire-compare, config show, keys, verify, sign, version
 """
 
 from __future__ import annotations
@@ -527,14 +527,50 @@ def config_show(json: flags.Json = False, config: flags.ConfigFile = None) -> No
 
 
 @app.command()
+def verify(
+    package: Annotated[
+        Path | None, typer.Option(help="The package's folder in another installation.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="Fingerprint of the key that must have signed it.")] = "",
+    json: flags.Json = False,
+) -> None:
+    """Check every file of this installation against its signed manifest."""
+
+    def action() -> int:
+        from .verify import verify as run
+
+        return run(package, key, json)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
+def sign(
+    wheel: Annotated[Path, typer.Argument(help="A wheel of Sublimate; it is rewritten.")],
+    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM.")],
+) -> None:
+    """Sign a wheel of your own build."""
+
+    def action() -> int:
+        from .verify import sign as run
+
+        return run(wheel, key)
+
+    _exit(run_guarded(action))
+
+
+@app.command()
 def version(json: flags.Json = False) -> None:
     """The version of Sublimate."""
 
     def action() -> int:
-        from .. import __version__
+        import sublimate
+
         from .output import print_plain
 
-        print_plain(f'{{"version":"{__version__}"}}' if json else f"sublimate {__version__}")
+        name, kind = sublimate.__version__, sublimate.provenance_kind()
+        text = f"sublimate {name}" + ("" if kind == "release" else f" ({kind})")
+        print_plain(f'{{"version":"{name}","kind":"{kind}"}}' if json else text)
         return 0
 
     _exit(run_guarded(action))

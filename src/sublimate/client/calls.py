@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .choice import Kind
+from .events import Decoder
 from .pipe import Pipe
 from .report import Used
 
@@ -56,5 +57,5 @@ class Answer:
     headers: list[Field]
     body: Pipe
     used: Used
-    is_framed: bool = False
-    """Frames were asked for, and are read by us."""
+    decoder: Decoder | None = None
+    """Makes the caller's bytes of the body's."""

@@ -1,7 +1,7 @@
 """Which carriers a request may take, from what is known of its server. No input or output here; the
 time is a parameter.
 
-defines: Carrier, CARRIERS, allowed_carriers, Kind, kind_of, Service, Origin, Plan, plan
+defines: Carrier, CARRIERS, allowed_carriers, Kind, kind_of, Service, Block, Origin, Plan, plan
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORCE_HTTP2 = ("SUBLIMATE_FORCE_HTTP2", "ANTHROPIC_FORCE_HTTP2")
 LIST = "SUBLIMATE_CARRIERS"
 
 BLOCKED_SECONDS = 60.0
-"""How long no handshake over UDP is tried after one that failed; doubled each time, up to the next
+"""How long no handshake is tried after one that failed; doubled each time, up to the next
 figure."""
 BLOCKED_SECONDS_MAX = 900.0
 PORT_MAX = 65535
@@ -86,6 +86,8 @@ class Service:
     certificate_sha256: str = ""
     """In hex, of the certificate on all of these ports."""
     policy: str = ""
+    certificate: bytes = field(default=b"", repr=False)
+    """The same in PEM, where it had to be fetched; added by the client."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what no server of ours says."""
@@ -96,6 +98,36 @@ class Service:
             len(digest) != DIGEST_CHARACTERS or not set(digest) <= set("0123456789abcdef")
         ):
             raise ValueError("a SHA-256 is 64 hexadecimal digits")
+
+
+@dataclass
+class Block:
+    """Of one way to a server: it does not get through, for a while. Any thread."""
+
+    failures: int = 0
+    """Handshakes that failed since the last that did not."""
+    until_seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def failed(self, now_seconds: float) -> None:
+        """A handshake was refused or too slow: others go first for a while."""
+        with self._lock:
+            self.failures += 1
+            wait = min(BLOCKED_SECONDS * 2 ** (self.failures - 1), BLOCKED_SECONDS_MAX)
+            self.until_seconds = now_seconds + wait
+
+    def worked(self) -> None:
+        """A handshake was completed, be it late."""
+        with self._lock:
+            self.failures, self.until_seconds = 0, 0.0
+
+    def probe_is_due(self, now_seconds: float) -> bool:
+        """May a handshake be tried again, with no request waiting for it? True for one caller."""
+        with self._lock:
+            if not self.failures or now_seconds < self.until_seconds:
+                return False
+            self.until_seconds = now_seconds + BLOCKED_SECONDS
+            return True
 
 
 @dataclass
@@ -111,39 +143,18 @@ class Origin:
     """None: not asked."""
     tickets: list[object] = field(default_factory=list[object])
     """Of TLS sessions over QUIC, newest last; each is used once."""
-    blocked_until_seconds: float = 0.0
-    failures: int = 0
-    """Handshakes over UDP that failed since the last that did not."""
+    udp: Block = field(default_factory=lambda: Block())
+    http2: Block = field(default_factory=lambda: Block())
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def learn(self, headers: Mapping[str, str]) -> bool:
-        """From the headers of any answer. True: it is one of ours, and was not known as one."""
-        known, self.is_sublimate = self.is_sublimate, "x-layer" in headers
-        return self.is_sublimate and not known
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
             raise ValueError(f"{self.scheme} is no scheme that is carried")
 
-    def quic_failed(self, now_seconds: float) -> None:
-        """A handshake over UDP was refused or too slow: others go first for a while."""
-        with self._lock:
-            self.failures += 1
-            wait = min(BLOCKED_SECONDS * 2 ** (self.failures - 1), BLOCKED_SECONDS_MAX)
-            self.blocked_until_seconds = now_seconds + wait
-
-    def quic_worked(self) -> None:
-        """A handshake over UDP, be it late."""
-        with self._lock:
-            self.failures, self.blocked_until_seconds = 0, 0.0
-
-    def probe_is_due(self, now_seconds: float) -> bool:
-        """May a handshake be tried again, with no request waiting for it? True for one caller."""
-        with self._lock:
-            if not self.failures or now_seconds < self.blocked_until_seconds:
-                return False
-            self.blocked_until_seconds = now_seconds + BLOCKED_SECONDS
-            return True
+    def learn(self, headers: Mapping[str, str]) -> bool:
+        """From the headers of any answer. True: it is one of ours, and was not known as one."""
+        known, self.is_sublimate = self.is_sublimate, "x-layer" in headers
+        return self.is_sublimate and not known
 
     def put_ticket(self, ticket: object, count_max: int) -> None:
         with self._lock:
@@ -178,17 +189,17 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
     fallback = ""
     rules: tuple[tuple[bool, tuple[Carrier, ...], str], ...] = (
         (not service.quic_port, OVER_QUIC, "no quic port"),
-        (origin.failures > 0, OVER_QUIC, "udp blocked"),
+        (origin.udp.failures > 0, OVER_QUIC, "udp blocked"),
         (not service.grpc_port, ("grpc-h2",), "no grpc port"),
+        (origin.http2.failures > 0, ("grpc-h2",), "http2 blocked"),
     )
     for missing, names, reason in rules:
         if missing and (dropped := [name for name in able if name in names]):
             fallback = fallback or (reason if able[0] in dropped else "")
             able = [name for name in able if name not in dropped]
-    if origin.scheme == "http" or not fallback:
-        fallback = ""  # in clear there is nothing better, unless the caller names it
-    elif origin.service is None:
-        fallback = "not asked yet"
+    if fallback and origin.service is None:
+        # In clear there is nothing better, unless the caller names it, and then it is asked.
+        fallback = "not asked yet" if origin.scheme == "https" else ""
     return Plan((*able,) or ("http/1.1",), fallback)
 
 

@@ -22,6 +22,7 @@ from .choice import (
     LIST,
     OVER_GRPC,
     OVER_HTTP1,
+    OVER_QUIC,
     Carrier,
     Origin,
     Plan,
@@ -116,10 +117,9 @@ class Core:
             kind = "other"  # the caller reads frames
         chosen = plan(origin, kind, self.allowed)
         now = time.monotonic()
-        if origin.is_sublimate and origin.service and origin.service.quic_port:
-            if origin.probe_is_due(now):
-                say(f"{origin.host}: another handshake over UDP, with no request waiting")
-                self._discover_and_warm(origin)
+        if origin.udp.probe_is_due(now) or origin.http2.probe_is_due(now):
+            say(f"{origin.host}: another handshake, with no request waiting for it")
+            self._discover_and_warm(origin)
         if origin.is_sublimate and request.method == "POST" and kind in ("stream", "message"):
             request.headers.setdefault(IDEMPOTENCY_KEY, f"sublimate-{uuid.uuid4()}")
         is_replayable = request.method in ("GET", "HEAD") or IDEMPOTENCY_KEY in request.headers
@@ -163,14 +163,15 @@ class Core:
         """On the network's thread. The future raises CarrierError."""
         return self.background.submit(self.network.exchange(way.origin, call, way.plan))
 
-    def response(self, answer: Answer, headers: list[tuple[str, str]], stream: Any) -> Any:
+    def response(self, answer: Answer, stream: Any) -> Any:
         """As the library has it."""
         self.tally.note(answer.used)
+        version = b"HTTP/3" if answer.used.protocol in OVER_QUIC else b"HTTP/2"
         return self.library.Response(
             answer.status,
-            headers=headers,
+            headers=answer.headers,
             stream=stream,
-            extensions={"http_version": b"HTTP/3", "sublimate": answer.used},
+            extensions={"http_version": version, "sublimate": answer.used},
         )
 
     def http_request(self, way: Way, request: Any) -> tuple[Any, bool]:
@@ -202,12 +203,11 @@ class Core:
         return self.background.submit(self.network.discover(origin))
 
     def _discover_and_warm(self, origin: Origin) -> None:
-        network = self.network
+        network, allowed = self.network, self.allowed
 
         async def story() -> None:
             await network.discover(origin)
-            if origin.service is not None and origin.service.quic_port:
-                network.warm(origin)
+            network.warm(origin, allowed)
 
         self.background.submit(story())
 

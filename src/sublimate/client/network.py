@@ -7,40 +7,32 @@ defines: Network
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import quic
-from .calls import Answer, Call, Field
-from .choice import OVER_QUIC, Carrier, Origin, Plan, Service
-from .events import FRAMES_TYPE
+from .calls import Answer, Call
+from .choice import OVER_HTTP1, OVER_QUIC, Carrier, Origin, Plan, Service
 from .library import CarrierError
 from .race import Entrant, race
 from .report import Used, say
 
 if TYPE_CHECKING:
-    from .quic import QuicSession, QuicStream, Trust
+    from .http2 import Http2Channel
+    from .http3 import Sent
+    from .quic import QuicSession, Trust
 
 HEAD_START_SECONDS = 0.05
 """Of QUIC before TCP."""
 FALLBACK_SECONDS = 0.25
-"""After that a request goes another way, while the handshake may go on."""
+"""After that a request goes another way, while the handshakes may go on."""
 HANDSHAKE_SECONDS = 3.0
-TOO_EARLY = 425
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A connection that a race was won by, with the request on it if that was in its first
-    packet."""
-
-    session: QuicSession
-    stream: QuicStream | None = None
+Ready = Any
+"""What a race is won by: a QuicSession or an Http2Channel."""
 
 
 class Network:
-    """Sessions by origin."""
+    """Sessions and channels by origin."""
 
     def __init__(
         self,
@@ -51,7 +43,8 @@ class Network:
         self._trust = trust
         self._ask = ask
         self._sessions: dict[int, QuicSession] = {}
-        self._connecting: dict[int, asyncio.Task[Ready]] = {}
+        self._channels: dict[int, Http2Channel] = {}
+        self._connecting: dict[tuple[int, str], asyncio.Task[Ready]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._late: set[asyncio.Task[Ready]] = set()
         self._all: set[QuicSession] = set()
@@ -59,11 +52,10 @@ class Network:
 
     # ---- what is known -------------------------------------------------------------------------
     async def discover(self, origin: Origin) -> None:
-        """Ask once, however many want to know; then have a connection ready for who comes next."""
-        key = id(origin)
-        task = self._asking.get(key)
+        """Ask once, however many want to know."""
+        task = self._asking.get(id(origin))
         if task is None:
-            task = self._asking[key] = asyncio.ensure_future(self._discover(origin))
+            task = self._asking[id(origin)] = asyncio.ensure_future(self._discover(origin))
         await asyncio.shield(task)
 
     async def _discover(self, origin: Origin) -> None:
@@ -75,103 +67,145 @@ class Network:
         if service is None:
             del self._asking[id(origin)]  # ask again, another time
             return
+        if service.grpc_port and service.certificate_sha256:
+            from .http2 import leaf_certificate
+
+            where = origin.host, service.grpc_port, service.certificate_sha256
+            pem = await asyncio.to_thread(leaf_certificate, *where)
+            service = dataclasses.replace(service, certificate=pem)
         origin.service, origin.is_sublimate = service, True
         say(f"{origin.host}: quic port {service.quic_port}, grpc port {service.grpc_port}")
 
-    def warm(self, origin: Origin) -> None:
-        """Begin a handshake that no request waits for."""
-        if id(origin) not in self._connecting and self._live(origin) is None:
-            task = self._share(origin, self._establish(origin, "h3", None, []))
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+    def warm(self, origin: Origin, carriers: tuple[Carrier, ...]) -> None:
+        """Begin handshakes that no request waits for, of what there is no connection for."""
+        service = origin.service or Service()
+        with_quic = service.quic_port > 0 and not {*OVER_QUIC}.isdisjoint(carriers)
+        if with_quic and self._live(origin) is None:
+            self._let_run(self._shared(origin, "quic", lambda: self._quic(origin, None)))
+        if with_quic and not origin.udp.failures:
+            return
+        if service.grpc_port and "grpc-h2" in carriers and id(origin) not in self._channels:
+            self._let_run(self._shared(origin, "http2", lambda: self._http2(origin)))
+
+    def _let_run(self, task: asyncio.Task[Ready]) -> None:
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
     # ---- a call --------------------------------------------------------------------------------
     async def exchange(self, origin: Origin, call: Call, plan: Plan) -> Answer:
         """Until the head of the answer is there. Raises CarrierError."""
+        over_quic: list[Carrier] = [name for name in plan.carriers if name in OVER_QUIC]
+        quic = over_quic[0] if over_quic else None
+        if quic is None and "grpc-h2" not in plan.carriers:
+            raise ValueError("the HTTP library carries this call")
+        session = self._live(origin) if quic is not None else None
+        if session is not None and quic is not None:
+            return await self._over_quic(session, call, Used(quic, fallback=plan.fallback))
+        channel = self._channels.get(id(origin))
+        if quic is None and channel is not None:
+            return await channel.exchange(call, Used("grpc-h2", fallback=plan.fallback))
         begun = asyncio.get_running_loop().time()
-        carrier: Carrier = plan.carriers[0]
-        if carrier not in OVER_QUIC:
-            raise ValueError(f"{carrier} is the HTTP library's")
-        session = self._live(origin)
-        ready = Ready(session) if session else await self._connect(origin, call, carrier, plan)
-        waited = 0.0 if session else (asyncio.get_running_loop().time() - begun) * 1e3
-        stream = ready.stream or ready.session.open(call, *_carried(call, carrier))
-        status, headers = await _head(ready.session, stream, call)
-        if status == TOO_EARLY and stream.was_early:
-            await asyncio.shield(ready.session.established)
-            stream = ready.session.open(call, *_carried(call, carrier))
-            status, headers = await _head(ready.session, stream, call)
-        used = Used(
-            protocol=carrier,
-            reused=session is not None,
-            early_data=stream.was_early and ready.session.early_data_accepted,
-            handshake_milliseconds=waited,
-            fallback=plan.fallback,
-        )
-        return Answer(status, headers, stream.body, used, call.kind == "stream")
+        sent = await self._first(origin, call, plan, quic)
+        waited = (asyncio.get_running_loop().time() - begun) * 1e3
+        used = Used(quic or "grpc-h2", False, False, waited, plan.fallback)
+        if sent[0] == "quic":
+            return await self._over_quic(sent[1], call, used, sent[2])
+        if quic is not None:
+            used = dataclasses.replace(used, protocol="grpc-h2", fallback="quic slower")
+        return await sent[1].exchange(call, used)
 
-    async def _connect(self, origin: Origin, call: Call, carrier: Carrier, plan: Plan) -> Ready:
-        """The winner of the handshakes. Raises CarrierError (unsent)."""
-        sent: list[tuple[QuicSession, QuicStream]] = []
-        task = self._connecting.get(id(origin))
-        is_own = task is None
-        if task is None:
-            early = call if call.is_replayable and origin.tickets else None
-            task = self._share(origin, self._establish(origin, carrier, early, sent))
-        shared = task
-        others = [name for name in plan.carriers if name not in OVER_QUIC]
+    async def _over_quic(
+        self, session: QuicSession, call: Call, used: Used, sent: Sent | None = None
+    ) -> Answer:
+        from .http3 import exchange
+
+        return await exchange(session, call, used, sent)
+
+    async def _first(
+        self, origin: Origin, call: Call, plan: Plan, quic: Carrier | None
+    ) -> tuple[str, Ready, Sent | None]:
+        """The winner of the handshakes, and the request if it went with one. Raises CarrierError
+        (unsent)."""
+        early: list[Sent] = []
+        entrants: list[Entrant[Ready]] = []
+        tasks: list[asyncio.Task[Ready]] = []
+
+        def enter(name: str, after_seconds: float, story: Callable[[], Any]) -> None:
+            async def connect() -> Ready:
+                tasks.append(self._shared(origin, name, story))
+                return await asyncio.shield(tasks[-1])
+
+            entrants.append(Entrant(name, after_seconds, connect))
+
+        if quic is not None:
+            first = call if call.is_replayable and origin.tickets else None
+            enter("quic", 0.0, lambda: self._quic(origin, first, quic, early))
+        if "grpc-h2" in plan.carriers:
+            enter("http2", HEAD_START_SECONDS * len(entrants), lambda: self._http2(origin))
         seconds = call.connect_seconds or HANDSHAKE_SECONDS
-        deadline = min(FALLBACK_SECONDS, seconds) if others else seconds
-        entrant = Entrant("quic", 0.0, lambda: asyncio.shield(shared))
+        has_other = any(name in OVER_HTTP1 for name in plan.carriers)
+        deadline = min(FALLBACK_SECONDS, seconds) if has_other else seconds
+        won = None
         try:
-            won = await race([entrant], deadline, self._late)
-            if won is not None:
-                return won[1] if is_own else Ready(won[1].session)
-        except asyncio.CancelledError:
-            _take_back(sent)
-            raise
-        _take_back(sent)
-        if not shared.done():
-            origin.quic_failed(asyncio.get_running_loop().time())
-            say(f"{origin.host}: no handshake over UDP within {deadline * 1e3:.0f} ms")
-        raise CarrierError("ConnectTimeout", "No QUIC handshake in time.", unsent=True)
+            won = await race(entrants, deadline, self._late)
+        finally:
+            if won is None or won[0] != "quic":
+                for sent in early:
+                    sent.take_back()
+        if won is not None:
+            return (*won, early[0] if early else None)
+        self._nobody(origin, quic is not None, deadline)
+        raise CarrierError("ConnectTimeout", "No handshake in time.", unsent=True)
 
-    def _share(self, origin: Origin, story: Coroutine[Any, Any, Ready]) -> asyncio.Task[Ready]:
+    def _nobody(self, origin: Origin, with_quic: bool, deadline: float) -> None:
+        """Remember it, unless who has failed did so already."""
+        now = asyncio.get_running_loop().time()
+        if with_quic and (id(origin), "quic") in self._connecting:
+            origin.udp.failed(now)
+            say(f"{origin.host}: no handshake over UDP within {deadline * 1e3:.0f} ms")
+        if (id(origin), "http2") in self._connecting:
+            origin.http2.failed(now)
+
+    def _shared(
+        self, origin: Origin, name: str, story: Callable[[], Coroutine[Any, Any, Ready]]
+    ) -> asyncio.Task[Ready]:
         """One handshake for all that want it."""
-        task = self._connecting[id(origin)] = asyncio.ensure_future(story)
-        task.add_done_callback(lambda _: self._connecting.pop(id(origin), None))
-        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        key = id(origin), name
+        task = self._connecting.get(key)
+        if task is None:
+            task = self._connecting[key] = asyncio.ensure_future(story())
+            task.add_done_callback(lambda _: self._connecting.pop(key, None))
+            task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         return task
 
-    async def _establish(
+    # ---- handshakes ----------------------------------------------------------------------------
+    async def _quic(
         self,
         origin: Origin,
-        carrier: Carrier,
-        early: Call | None,
-        sent: list[tuple[QuicSession, QuicStream]],
-    ) -> Ready:
-        """A session whose handshake is complete; early: a call for its first packet, put into
-        `sent` when it went. Raises CarrierError, and notes it."""
-        loop = asyncio.get_running_loop()
+        call: Call | None,
+        carrier: Carrier = "h3",
+        early: list[Sent] | None = None,
+    ) -> QuicSession:
+        """A session whose handshake is complete; with a call in its first packet, which is then in
+        `early`. Raises CarrierError, and notes it."""
+        from . import http3, quic
+
         service = origin.service
         if service is None or not service.quic_port:
             raise CarrierError("ConnectError", "The server has no QUIC port.", unsent=True)
-        session = await quic.connect(
-            origin, service.quic_port, self._trust(origin), early is not None
-        )
+        trust = self._trust(origin)
+        session = await quic.connect(origin, service.quic_port, trust, early=call is not None)
         self._all.add(session)
         session.released.add_done_callback(lambda _: self._all.discard(session))
-        stream = None
-        if early is None:
+        if call is None or early is None:
             session.begin()
         else:
-            stream = session.open(early, *_carried(early, carrier))
-            sent.append((session, stream))
+            early.append(http3.send(session, call, carrier))
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await asyncio.shield(session.established)
         except (TimeoutError, CarrierError) as error:
-            origin.quic_failed(loop.time())
+            origin.udp.failed(asyncio.get_running_loop().time())
             self._asking.pop(id(origin), None)  # it may have moved: the next probe asks again
             session.leave()
             text = str(error) or "No QUIC handshake in time."
@@ -179,9 +213,34 @@ class Network:
         except asyncio.CancelledError:
             session.leave()
             raise
-        origin.quic_worked()
+        origin.udp.worked()
         self._sessions[id(origin)] = session
-        return Ready(session, stream)
+        return session
+
+    async def _http2(self, origin: Origin) -> Http2Channel:
+        """A channel that is connected. Raises CarrierError, and notes it."""
+        from .http2 import Http2Channel
+
+        service = origin.service
+        if service is None or not service.grpc_port:
+            raise CarrierError("ConnectError", "The server has no gRPC port.", unsent=True)
+        roots = None
+        if service.certificate_sha256:
+            roots = self._trust(origin).roots() + service.certificate
+        channel = Http2Channel(f"{origin.host}:{service.grpc_port}", roots)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await channel.ready()
+        except TimeoutError:
+            origin.http2.failed(asyncio.get_running_loop().time())
+            await channel.close()
+            raise CarrierError("ConnectError", "No HTTP/2 in time.", unsent=True) from None
+        except asyncio.CancelledError:
+            await channel.close()
+            raise
+        origin.http2.worked()
+        self._channels[id(origin)] = channel
+        return channel
 
     def _live(self, origin: Origin) -> QuicSession | None:
         session = self._sessions.get(id(origin))
@@ -192,36 +251,14 @@ class Network:
 
     async def close(self) -> None:
         """End all connections in order."""
-        for task in [*self._connecting.values(), *self._asking.values()]:
+        tasks = [*self._connecting.values(), *self._asking.values()]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         sessions = list(self._all)
         for session in sessions:
             session.leave()
         self._sessions.clear()
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
         await asyncio.gather(*(session.released for session in sessions))
-
-
-def _take_back(sent: list[tuple[QuicSession, QuicStream]]) -> None:
-    """The call goes another way: a server that it has reached stops working for it."""
-    for session, stream in sent:
-        session.cancel(stream.number)
-
-
-def _carried(call: Call, carrier: Carrier) -> tuple[list[Field], bytes]:
-    """Header fields and body as this carrier sends them."""
-    if call.kind == "stream":
-        others = [field for field in call.headers if field[0] != "accept"]
-        return [*others, ("accept", FRAMES_TYPE)], call.body
-    return call.headers, call.body
-
-
-async def _head(session: QuicSession, stream: QuicStream, call: Call) -> tuple[int, list[Field]]:
-    try:
-        async with asyncio.timeout(call.read_seconds):
-            return await asyncio.shield(stream.head)
-    except TimeoutError:
-        session.cancel(stream.number)
-        raise CarrierError("ReadTimeout", "No answer in time.") from None
-    except asyncio.CancelledError:
-        session.cancel(stream.number)
-        raise

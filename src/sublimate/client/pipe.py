@@ -33,6 +33,14 @@ class Pipe:
         self._error: CarrierError | None = None
         self._wake: Callable[[], None] | None = None
 
+    @staticmethod
+    def of(data: bytes) -> Pipe:
+        """One that is whole."""
+        pipe = Pipe(lambda hold: None, lambda: None)
+        pipe.feed(data)
+        pipe.end()
+        return pipe
+
     # ---- writer --------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
         if not data:

@@ -11,8 +11,10 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import certifi
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
@@ -30,6 +32,8 @@ from .pipe import Pipe
 IDLE_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 20.0
 """Between pings while an answer is awaited: a long prompt is silence, and no reason to give up."""
+SUSPECT_SECONDS = 3.0
+"""A server acknowledges within milliseconds, and lost packets go again several times before."""
 TICKETS_MAX = 8
 DATAGRAM_BYTES_MAX = 65536
 """Announced only: some servers refuse HTTP/3 without it."""
@@ -44,6 +48,10 @@ class Trust:
     pin_sha256: str = ""
     authorities: bytes = b""
     verify: bool = True
+
+    def roots(self) -> bytes:
+        """What a server's certificate follows from, for a library that needs to be told (PEM)."""
+        return self.authorities or Path(certifi.where()).read_bytes()
 
 
 class QuicStream:
@@ -104,6 +112,9 @@ class QuicSession(QuicConnectionProtocol):
         self._streams: dict[int, QuicStream] = {}
         self._begun_seconds = self._loop.time()
         self._pinging: asyncio.TimerHandle | None = None
+        self._suspecting: asyncio.TimerHandle | None = None
+        self._is_heard = False
+        """Something has come since the last request."""
         self.established: asyncio.Future[None] = self._loop.create_future()
         self.released: asyncio.Future[None] = self._loop.create_future()
         """Done when the socket is closed."""
@@ -132,18 +143,21 @@ class QuicSession(QuicConnectionProtocol):
             raise self.ended
         self.transmit()
 
-    def open(self, call: Call, headers: list[Field], body: bytes) -> QuicStream:
+    def open(
+        self, method: str, target: str, call: Call, headers: list[Field], body: bytes
+    ) -> QuicStream:
         """Send a request. Raises CarrierError if the connection has ended."""
         if self.ended is not None:
             raise self.ended
         number = self._quic.get_next_available_stream_id()
         stream = self._streams[number] = QuicStream(self, number)
         stream.was_early = not self.established.done()
+        self._is_heard = False
         head = [
-            (":method", call.method),
-            (":scheme", call.scheme),
+            (":method", method),
+            (":scheme", "https"),
             (":authority", call.authority),
-            (":path", call.target),
+            (":path", target),
             *headers,
         ]
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in head]
@@ -151,6 +165,8 @@ class QuicSession(QuicConnectionProtocol):
         if body:
             self._http.send_data(number, body, end_stream=True)
         self.transmit()
+        if self._suspecting is None:
+            self._suspecting = self._loop.call_later(SUSPECT_SECONDS, self._suspect)
         if self._pinging is None:
             self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
         return stream
@@ -174,6 +190,13 @@ class QuicSession(QuicConnectionProtocol):
             self._quic.held.discard(number)
             self.transmit()
 
+    def _suspect(self) -> None:
+        """Nothing has come back, not even that the request has arrived: the peer is gone, or
+        another has its address. Waiting for the idle time would keep the caller."""
+        self._suspecting = None
+        if not self._is_heard and self._streams and self.established.done():
+            self.end("The server is silent: the connection is given up.")
+
     def _keep_alive(self) -> None:
         self._pinging = None
         if self._streams and self.ended is None:
@@ -183,6 +206,7 @@ class QuicSession(QuicConnectionProtocol):
 
     # ---- events --------------------------------------------------------------------------------
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
+        self._is_heard = True
         super().datagram_received(data, addr)
         # The library tells of a close only after a time of draining, and readers wait for it.
         closed = self._quic._close_event  # pyright: ignore[reportPrivateUsage]
@@ -264,7 +288,7 @@ class QuicSession(QuicConnectionProtocol):
         for stream in streams.values():
             failure = "RemoteProtocolError" if stream.head.done() else "ReadError"
             stream.fail(CarrierError(failure, text))
-        for timer in (self._pinging, self._timer, self._transmit_task):
+        for timer in (self._pinging, self._suspecting, self._timer, self._transmit_task):
             if timer is not None:
                 timer.cancel()
         if self._transport is not None:

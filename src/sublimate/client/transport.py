@@ -79,10 +79,9 @@ class SyncTransport:
 
     def _answered(self, answer: Answer, request: Any) -> Any:
         seconds = request.extensions.get("timeout", {}).get("read")
-        decoder, headers = decoder_of(answer.is_framed, answer.headers)
         pieces = iter(lambda: answer.body.read(seconds), b"")
-        body = self._body(self._core, request, pieces, answer.body.close, decoder)
-        return self._core.response(answer, headers, body)
+        body = self._body(self._core, request, pieces, answer.body.close, answer.decoder)
+        return self._core.response(answer, body)
 
 
 class _SyncBody:
@@ -178,7 +177,6 @@ class AsyncTransport:
 
     def _answered(self, answer: Answer, request: Any) -> Any:
         seconds = request.extensions.get("timeout", {}).get("read")
-        decoder, headers = decoder_of(answer.is_framed, answer.headers)
 
         async def pieces() -> AsyncIterator[bytes]:
             while data := await answer.body.read_async(seconds):
@@ -187,8 +185,8 @@ class AsyncTransport:
         async def close() -> None:
             answer.body.close()
 
-        body = self._body(self._core, request, pieces(), close, decoder)
-        return self._core.response(answer, headers, body)
+        body = self._body(self._core, request, pieces(), close, answer.decoder)
+        return self._core.response(answer, body)
 
 
 class _AsyncBody:

@@ -336,7 +336,7 @@ def _begun(exchange: Exchange) -> Story:
         request_id=exchange.request_id,
         method=request.method,
         path=request.path[:PATH_CHARACTERS_MAX],
-        protocol=getattr(exchange.wire, "protocol", ""),
+        protocol=exchange.wire.protocol,
         owner=exchange.tenant_key,
         began_ns=int(exchange.started_seconds * NS_PER_SECOND),
         timing=exchange.timing,

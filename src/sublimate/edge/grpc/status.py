@@ -14,6 +14,8 @@ from ..errors import ApiError, grpc_code
 from ..wire import Header
 
 HIGHEST_CODE = 16
+HTTP_STATUS = "x-http-status"
+"""Of the same error over HTTP: several of its statuses share one code of gRPC."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -40,5 +42,5 @@ def status_of(error: ApiError, request_id: str, fields: Sequence[Header] = ()) -
         told.error_code = error.kind.error_code
     status = messages_pb2.Status(code=code, message=error.text)
     status.details.add().Pack(told)
-    trailers = (*fields, *error.headers())
+    trailers = (*fields, *error.headers(), (HTTP_STATUS, str(error.kind.status)))
     return Status(code, error.text, status.SerializeToString(), trailers)
