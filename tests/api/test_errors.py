@@ -167,7 +167,10 @@ def test_field_errors_name_their_path(shared: Served, text: str, request_body: A
         (b'{"a":' * 65 + b"1" + b"}" * 65, "The JSON body is nested deeper than 64"),
         (b"[" * 3000, "The JSON body is nested deeper than 64"),
         (b"{" + b",".join(b'"k%d":1' % n for n in range(10_001)) + b"}", "The JSON body has too"),
-        (b"[" + b"[]," * 200_001 + b"1]", "The JSON body has too many keys or containers"),
+        (
+            b"[" + b"[]," * 200_001 + b"1]",
+            "The JSON body has too many keys, elements or containers",
+        ),
     ],
 )
 def test_bodies_that_are_no_json(shared: Served, raw: bytes, text: str) -> None:

@@ -110,6 +110,33 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return memoryview(ids).cast("i").tolist()
 
 
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100)
+@given(text=TEXT)
+def test_ids_of_slices_are_those_of_the_whole_text(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "WORD_TEXT_CHARACTERS_MAX", 1)
+        patched.setattr(module, "SLICE_CHARACTERS_MIN", 3)
+        assert ids_of(tokenizer, text) == tokenizer.encode(text)
+
+
+def test_long_text_goes_to_the_library_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_CHARACTERS_MIN", 1 << 15)
+    tokenizer = paired("smollm")
+    lengths: list[int] = []
+    encode = module._encode_batch
+
+    def noted(backend: Any, texts: list[str]) -> list[bytes]:
+        lengths.extend(map(len, texts))
+        return encode(backend, texts)
+
+    monkeypatch.setattr(module, "_encode_batch", noted)
+    text = "the model's " * 10_000
+    assert ids_of(tokenizer, text) == tokenizer.encode(text)
+    assert max(lengths) < (1 << 15) + 12 and sum(lengths) == len(text)
+
+
 @pytest.mark.parametrize(
     ("bound", "value"),
     [("WORDS_MAX", 7), ("WORD_CHARACTERS_MAX", 3), ("WORD_TEXT_CHARACTERS_MAX", 3)],

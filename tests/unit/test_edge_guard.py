@@ -79,6 +79,9 @@ def test_brackets_inside_strings_do_not_count(text: str) -> None:
         (b"[]" * 200_001, "json_too_many"),
         (b":" * 200_001, "json_too_many"),
         (b"[" + b'"",' * 500_001 + b"1]", "json_too_many"),
+        (b"[" + b"1.5," * 500_000 + b"1]", ""),
+        (b"[" + b"1.5," * 500_001 + b"1]", "json_too_many"),
+        (b'{"enum":["' + b"," * 500_001 + b'"]}', ""),
         (b'["' + b'\\"' * 2_000_000 + b'"]', ""),
     ],
 )

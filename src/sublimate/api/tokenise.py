@@ -1,7 +1,7 @@
 """POST /tokenize and /detokenize, in the shapes that vLLM gave them.
 
 Text never becomes a control token here, as nowhere else; a conversation is rendered as
-/v1/messages would.
+/v1/messages would. What is too long even to be counted is refused as there.
 
 defines: tokenize, detokenize
 """
@@ -17,18 +17,16 @@ import msgspec
 from ..edge import limits
 from ..edge.errors import field_error
 from ..edge.exchange import Exchange
-from ..edge.generate import prepared
-from ..edge.generation import Prompt
+from ..edge.generate import NeedsThreadError, check_length, prepare
 from ..edge.guard import check_json
+from ..edge.memory import trimmed
+from ..model.template import Rendered
 from ..model.tokenizer import Tokenizer
 from .decode import decode_body
 from .messages.read import read_count
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
-
-LONGEST_PROMPT_CONTEXTS = 1024
-"""Counting has no limit of context; this one keeps a number in range."""
 
 
 class TokenizeBody(msgspec.Struct):
@@ -53,59 +51,65 @@ ENCODE = msgspec.json.Encoder().encode
 
 def tokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Ids of a text, or of a conversation with its generation prompt. Raises ApiError."""
-    body = exchange.request.body
-    check_json(body)
-    asked = decode_body(_TOKENIZE, body)
-    server.model.resolve(asked.model)
-    if asked.messages is not None:
+    owner = exchange.tenant_key
+
+    def work(body: bytes) -> bytes:
+        asked = decode_body(_TOKENIZE, body)
+        server.model.resolve(asked.model)
+        if asked.messages is None:
+            return _answer(server, _of_text(server, asked), asked)
         if asked.prompt is not None:
             raise field_error("prompt", "give either prompt or messages")
-        return _conversation(server, exchange, asked)
-    prompt = asked.prompt
-    if prompt is None:
-        raise field_error("prompt", "field required")
-
-    def work() -> bytes:
-        tokenizer = server.model.tokenizer
-        ids = tokenizer.encode(prompt)
-        if asked.add_special_tokens and tokenizer.leading_bos(array("i", ids).tobytes()):
-            ids.insert(0, tokenizer.bos_id)
-        return _answer(server, ids, asked)
+        return _answer(server, _of_conversation(server, asked, owner), asked)
 
     return _answered(server, exchange, work)
 
 
 def _answered(
-    server: EdgeServer, exchange: Exchange, work: Callable[[], bytes]
+    server: EdgeServer, exchange: Exchange, work: Callable[[bytes], bytes]
 ) -> Awaitable[None] | None:
-    """At once, or for a long body on a worker thread, so that no stream waits for it."""
-    if len(exchange.request.body) < limits.OFFLOAD_BYTES_MIN:
-        exchange.send_json(200, work())
-        return None
+    """At once, or for a long body on a worker thread, so that neither a stream nor a request for
+    an answer waits for it."""
+    body, exchange.request.body = exchange.request.body, b""
+
+    def make() -> bytes:
+        check_json(body)
+        return work(body)
 
     async def elsewhere() -> None:
-        exchange.send_json(200, await server.loop.run_in_executor(server.workers, work))
+        made = server.loop.run_in_executor(server.aside, lambda: trimmed(make, len(body)))
+        exchange.send_json(200, await made)
 
-    return elsewhere()
+    if len(body) >= limits.OFFLOAD_BYTES_MIN:
+        return elsewhere()
+    try:
+        answer = make()
+    except NeedsThreadError:
+        return elsewhere()
+    exchange.send_json(200, answer)
+    return None
 
 
-def _conversation(
-    server: EdgeServer, exchange: Exchange, asked: TokenizeBody
-) -> Awaitable[None] | None:
-    request = {"model": asked.model, "messages": asked.messages}
-    exchange.request.body = ENCODE(request)
+def _of_text(server: EdgeServer, asked: TokenizeBody) -> list[int]:
+    if asked.prompt is None:
+        raise field_error("prompt", "field required")
+    tokenizer = server.model.tokenizer
+    check_length(Rendered(asked.prompt, ""), tokenizer, server.prompt_tokens_max, is_counted=True)
+    ids = tokenizer.encode_pieces([asked.prompt])[0]
+    bos = tokenizer.leading_bos(ids) if asked.add_special_tokens else b""
+    return array("i", bos + ids).tolist()
 
-    def send(prompt: Prompt) -> None:
-        ids = [int(token) for token in prompt.ids]
-        exchange.send_json(200, _answer(server, ids, asked))
 
-    return prepared(
-        server,
-        exchange,
-        lambda body: read_count(server, body, exchange.tenant_key),
-        LONGEST_PROMPT_CONTEXTS * max(1, server.context_tokens),
-        send,
+def _of_conversation(server: EdgeServer, asked: TokenizeBody, owner: bytes) -> list[int]:
+    request = ENCODE({"model": asked.model, "messages": asked.messages})
+    prompt = prepare(
+        read_count(server, request, owner),
+        server.model,
+        context_tokens=server.prompt_tokens_max,
+        owner=owner,
+        is_counted=True,
     )
+    return prompt.ids.tolist()
 
 
 def _answer(server: EdgeServer, ids: list[int], asked: TokenizeBody) -> bytes:
@@ -127,10 +131,8 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
 
 def detokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """The text of ids; control tokens as they are written. Raises ApiError."""
-    body = exchange.request.body
-    check_json(body)
 
-    def work() -> bytes:
+    def work(body: bytes) -> bytes:
         asked = decode_body(_DETOKENIZE, body)
         server.model.resolve(asked.model)
         tokenizer = server.model.tokenizer

@@ -30,6 +30,7 @@ from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
 from .limits import HttpLimits
 from .log import log_body, log_exchange
+from .masks import yield_to_others
 from .metrics import Metrics
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
@@ -100,6 +101,8 @@ class EdgeServer:
         self.context_tokens = 0
         """Served context; of the last engine while there is none."""
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
+        self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
+        """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
@@ -335,6 +338,11 @@ class EdgeServer:
 
     # ---- answers -------------------------------------------------------------------------------
     @property
+    def prompt_tokens_max(self) -> int:
+        """Of the served context; before there was an engine, of any."""
+        return self.context_tokens or _core.LIMITS["CONTEXT_TOKENS_MAX"]
+
+    @property
     def answers_open(self) -> int:
         """Requests between submission and end."""
         return len(self._answers)
@@ -505,6 +513,7 @@ class EdgeServer:
             self.telemetry.close()
             self.telemetry = None
         self.workers.shutdown(wait=False, cancel_futures=True)
+        self.aside.shutdown(wait=False, cancel_futures=True)
 
     async def wait_closed(self) -> None:
         """After `close`: what was written last goes out."""

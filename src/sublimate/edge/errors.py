@@ -229,7 +229,9 @@ TABLE: dict[str, ErrorKind] = {
     "invalid_utf8": ErrorKind(400, INVALID, "The request body is not valid UTF-8."),
     "invalid_json": ErrorKind(400, INVALID, "The request body is not valid JSON."),
     "json_too_deep": ErrorKind(400, INVALID, "The JSON body is nested deeper than {maximum}."),
-    "json_too_many": ErrorKind(400, INVALID, "The JSON body has too many keys or containers."),
+    "json_too_many": ErrorKind(
+        400, INVALID, "The JSON body has too many keys, elements or containers."
+    ),
     "field": ErrorKind(400, INVALID, "{path}: {reason}"),
     "tool_name_conflict": ErrorKind(
         400,

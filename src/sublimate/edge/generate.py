@@ -2,7 +2,7 @@
 
     read -> render -> tokenise -> submit -> stream
 
-defines: NeedsThreadError, generate, prepared, choose_profile, prepare
+defines: NeedsThreadError, generate, prepared, choose_profile, prepare, check_length, counted
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from .._core import BlockFormat
 from ..config import PROFILES, EdgeSettings, Profile
 from ..model.template import Rendered, TemplateLimitError
+from ..model.tokenizer import Tokenizer
 from ..model.turns import is_continued
 from . import limits
 from .blocks import block_format
@@ -25,6 +26,7 @@ from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
 from .generation import Generation, Prompt, Surface, thinking_limit
 from .guard import check_json
+from .memory import trimmed
 from .metrics import PARTS_PER_MILLION
 from .textmodel import TextModel
 from .timing import Timing
@@ -174,10 +176,12 @@ def prepared(
     then: Callable[[Prompt], None],
     *,
     constrains: bool = False,
+    is_counted: bool = False,
 ) -> Awaitable[None] | None:
     """Body to token ids, and on with them: at once, or for a long body on a worker thread, so that
     no stream waits for it. `constrains`: with the constraint of the answer, too; a new one is
-    compiled on a worker thread. Raises ApiError."""
+    compiled on a worker thread. `is_counted`: see `prepare`; nor does a request that is to be
+    submitted wait for it. Raises ApiError."""
     request = exchange.request
     charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
     if charset not in ("", "utf-8", "utf8"):
@@ -185,15 +189,25 @@ def prepared(
     body, request.body = request.body, b""
     owner = exchange.tenant_key
 
+    workers = server.aside if is_counted else server.workers
+
     def work() -> Prompt:
         check_json(body)
-        return prepare(read(body), server.model, context_tokens=context_tokens, owner=owner)
+        generation = read(body)
+        return prepare(
+            generation,
+            server.model,
+            context_tokens=context_tokens,
+            owner=owner,
+            is_counted=is_counted,
+        )
 
     def held(prompt: Prompt) -> Prompt:
         return constrained(prompt, server.model) if constrains else prompt
 
     async def elsewhere(make: Callable[[], Prompt]) -> None:
-        then(await server.loop.run_in_executor(server.workers, make))
+        size = len(body)
+        then(await server.loop.run_in_executor(workers, lambda: trimmed(make, size)))
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere(lambda: held(work()))
@@ -208,10 +222,16 @@ def prepared(
 
 
 def prepare(
-    generation: Generation, model: TextModel, *, context_tokens: int, owner: bytes = b""
+    generation: Generation,
+    model: TextModel,
+    *,
+    context_tokens: int,
+    owner: bytes = b"",
+    is_counted: bool = False,
 ) -> Prompt:
     """Everything that can be done without the engine. `owner`: whose conversations this one may
-    continue. Raises ApiError."""
+    continue. `is_counted`: it will not be submitted, so that it need not fit into the context.
+    Raises ApiError."""
     read_ns = time.monotonic_ns()
     if isinstance(generation.raw_prompt, tuple):
         if len(generation.raw_prompt) > context_tokens:
@@ -220,16 +240,9 @@ def prepare(
         return Prompt(generation, ids, (read_ns, read_ns, time.monotonic_ns()))
     rendered = _rendered(generation, model)
     rendered_ns = time.monotonic_ns()
-    tokenizer = model.tokenizer
-    length = len(rendered.text)
-    if length > context_tokens * tokenizer.longest_token_bytes:
-        # Even made of the longest token alone it could not fit, so there is no need to know the
-        # exact number: the beginning tells the rate.
-        sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
-        estimate = max(context_tokens + 1, len(sample) * length // SAMPLE_CHARACTERS)
-        raise _too_long(estimate, context_tokens)
+    check_length(rendered, model.tokenizer, context_tokens, is_counted=is_counted)
     ids = model.conversations.encode(rendered, owner)
-    if len(ids) > context_tokens:
+    if len(ids) > context_tokens and not is_counted:
         raise _too_long(len(ids), context_tokens)
     thinking_format = model.template.thinking_format
     begins_in_thinking = (
@@ -249,6 +262,37 @@ def _rendered(generation: Generation, model: TextModel) -> Rendered:
         return model.template.render(generation.turns, generation.tools, thinking=is_thinking)
     except TemplateLimitError:
         raise ApiError("template_limit") from None
+
+
+def check_length(
+    rendered: Rendered, tokenizer: Tokenizer, context_tokens: int, *, is_counted: bool = False
+) -> None:
+    """Raises ApiError for what is too long to be tokenised: even made of the longest token alone
+    it could not fit, so there is no need to know the exact number."""
+    if _is_longer(rendered.text, tokenizer, context_tokens, is_counted):
+        tokens = max(context_tokens + 1, _estimate(rendered, tokenizer))
+        raise _too_long(tokens, context_tokens)
+
+
+def counted(rendered: Rendered, model: TextModel, context_tokens: int, owner: bytes) -> int:
+    """Tokens of a prompt that will not be submitted as it is; estimated beyond `check_length`."""
+    if _is_longer(rendered.text, model.tokenizer, context_tokens, is_counted=True):
+        return _estimate(rendered, model.tokenizer)
+    return len(model.conversations.encode(rendered, owner))
+
+
+def _is_longer(text: str, tokenizer: Tokenizer, context_tokens: int, is_counted: bool) -> bool:
+    most = context_tokens * tokenizer.longest_token_bytes
+    if is_counted:
+        most = max(most, limits.COUNT_BYTES_MIN)
+    size = len(text)
+    return size > most or (not text.isascii() and len(text.encode(errors="replace")) > most)
+
+
+def _estimate(rendered: Rendered, tokenizer: Tokenizer) -> int:
+    """The beginning tells the rate."""
+    sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
+    return len(sample) * len(rendered.text) // min(SAMPLE_CHARACTERS, len(rendered.text))
 
 
 def _too_long(tokens: int, maximum: int) -> ApiError:

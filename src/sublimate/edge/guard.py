@@ -1,4 +1,4 @@
-"""What is checked of a body before it is decoded: UTF-8, nesting, number of keys. Linear time.
+"""What is checked of a body before it is decoded: UTF-8, nesting, number of parts. Linear time.
 
 defines: check_json
 """
@@ -12,7 +12,7 @@ from .errors import ApiError
 
 QUOTE, ESCAPED_BACKSLASH, ESCAPED_QUOTE = b'"', b"\\\\", b'\\"'
 STRUCTURE = re.compile(rb"[][{}:]")
-OPEN_ARRAY, OPEN_OBJECT, COLON = b"[", b"{", b":"
+OPEN_ARRAY, OPEN_OBJECT, COLON, COMMA = b"[", b"{", b":", b","
 
 
 def check_json(body: bytes) -> None:
@@ -34,9 +34,9 @@ def check_json(body: bytes) -> None:
     if containers > limits.JSON_CONTAINERS_MAX:
         raise ApiError("json_too_many")
     keys = bare.count(COLON)
-    if keys > limits.JSON_CONTAINERS_MAX:
+    if keys > limits.JSON_KEYS_MAX or bare.count(COMMA) > limits.JSON_ELEMENTS_MAX:
         raise ApiError("json_too_many")
-    if containers > limits.JSON_DEPTH_MAX or keys > limits.JSON_KEYS_MAX:
+    if containers > limits.JSON_DEPTH_MAX or keys > limits.JSON_OBJECT_KEYS_MAX:
         _check_structure(bare)
 
 
@@ -52,7 +52,7 @@ def _check_structure(bare: bytes) -> None:
         elif character == COLON:
             if open_keys:
                 open_keys[-1] += 1
-                if open_keys[-1] > limits.JSON_KEYS_MAX:
+                if open_keys[-1] > limits.JSON_OBJECT_KEYS_MAX:
                     raise ApiError("json_too_many")
         elif open_keys:
             open_keys.pop()

@@ -22,10 +22,15 @@ MIB = 1024 * KIB
 # ---- JSON ----------------------------------------------------------------------------------------
 JSON_DEPTH_MAX = 64
 """Nesting; checked before decoding, so that the limit is ours and not the decoder's stack."""
-JSON_KEYS_MAX = 10_000
+JSON_OBJECT_KEYS_MAX = 10_000
 """Keys of one object."""
+JSON_KEYS_MAX = 200_000
+"""Keys of one body."""
 JSON_STRINGS_MAX = 500_000
 """Strings of one body, names included."""
+JSON_ELEMENTS_MAX = 500_000
+"""Elements of arrays and members of objects of one body, whatever they are: each becomes an object
+of the interpreter while its lock is held. Several times the tokens of the longest context."""
 JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 
@@ -150,6 +155,14 @@ Up to a point: the passes over a body and its decoding are single calls that hol
 lock, and the event loop waits for each. They take some 1.5 to 5 ms per MiB, so that one body of the
 largest size delays all streams by up to 0.6 s at a time, and by half a second in sum."""
 PREPARE_THREADS = 2
+"""Of requests that are about to be submitted."""
+ASIDE_THREADS = 2
+"""Of work for which no stream waits: counting, tokenising, reading batches."""
+COUNT_BYTES_MIN = MIB
+"""Rendered prompts up to here are counted whatever the context: a quarter of a second. Longer ones
+as far as the longest prompt of the served context may go."""
+TRIM_BYTES_MIN = MIB
+"""Bodies from here on leave memory behind that is given back to the system."""
 OVERLOAD_RETRY_SECONDS = 1
 ENGINE_LOST_RETRY_SECONDS = 1
 

@@ -5,7 +5,7 @@ mask in the making. A short one is made at once; one that takes longer, on a thr
 stream waits for it. Slots for masks are few: requests that find none wait in their order, before
 the loop knows of them.
 
-defines: MaskKeeper
+defines: MaskKeeper, yield_to_others
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .record import set_mask_slots
 LOG = logging.getLogger("sublimate.edge")
 
 THREADS_MAX = 2
-MASK_NICENESS = 5
+NICENESS = 5
 NONE = -1
 
 
-def _yield_to_others() -> None:
-    """Of this thread: where cores are short, the steps beside a mask get most of them."""
+def yield_to_others() -> None:
+    """Of this thread: where cores are short, the steps beside its work get most of them."""
     thread = threading.get_native_id()
     niceness = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, niceness + MASK_NICENESS)  # the kernel caps it at 19
+    os.setpriority(os.PRIO_PROCESS, thread, niceness + NICENESS)  # the kernel caps it at 19
 
 
 class _Held(msgspec.Struct, kw_only=True):
@@ -215,7 +215,7 @@ class MaskKeeper:
         elif matcher.is_slow:
             held.is_busy = True
             threads = self._threads = self._threads or ThreadPoolExecutor(
-                THREADS_MAX, "mask", _yield_to_others
+                THREADS_MAX, "mask", yield_to_others
             )
             made = self._loop.run_in_executor(threads, matcher.fill, held.words)
             made.add_done_callback(lambda done: self._made(held, done))

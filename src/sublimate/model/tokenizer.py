@@ -61,6 +61,9 @@ WORD_CHARACTERS_MAX = 64
 """Longer ones are not kept. With WORDS_MAX: some 16 MiB at most, usually 8."""
 WORD_TEXT_CHARACTERS_MAX = 1 << 14
 """Longer text is the library's, which lets other threads run meanwhile."""
+SLICE_CHARACTERS_MIN = 1 << 18
+"""The library gets long text in slices of this length and up to a safe cut: for each character it
+takes some hundred bytes until it is done."""
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Digits are cut out first, one by one, so space before one ends there.
@@ -217,9 +220,20 @@ class Tokenizer:
             self._words.encode(piece) if len(piece) <= WORD_TEXT_CHARACTERS_MAX else None
             for piece in pieces
         ]
-        others = [piece for piece, ids in zip(pieces, encoded, strict=True) if ids is None]
-        rest = iter(_encode_batch(self._backend, others) if others else [])
-        return [next(rest) if ids is None else ids for ids in encoded]
+        return [
+            self._encode_long(piece) if ids is None else ids
+            for piece, ids in zip(pieces, encoded, strict=True)
+        ]
+
+    def _encode_long(self, text: str) -> bytes:
+        parts: list[bytes] = []
+        begin = 0
+        while begin < len(text):
+            cut = SAFE_CUT.search(text, begin + SLICE_CHARACTERS_MIN)
+            end = cut.start() if cut else len(text)
+            parts += _encode_batch(self._backend, [text[begin:end]])
+            begin = end
+        return b"".join(parts)
 
     def leading_bos(self, ids: bytes) -> bytes:
         """What a prompt that begins with these ids has to have before them."""

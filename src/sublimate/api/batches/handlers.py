@@ -17,6 +17,7 @@ import msgspec
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.guard import check_json
+from ...edge.memory import trimmed
 from ..body import send_body
 from ..decode import decode_body
 from ..pages import page_body, page_of
@@ -50,7 +51,9 @@ ENCODE = msgspec.json.Encoder().encode
 async def create(server: EdgeServer, exchange: Exchange) -> None:
     """Take a batch; it is kept before this answers. Raises ApiError."""
     body, exchange.request.body = exchange.request.body, b""
-    requests = await server.loop.run_in_executor(server.workers, _read, body)
+    requests = await server.loop.run_in_executor(
+        server.aside, lambda: trimmed(lambda: _read(body), len(body))
+    )
     if server.draining:
         raise server.draining_error()
     batches = server.part(Batches)

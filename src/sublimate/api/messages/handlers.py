@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ... import _core
-from ...edge import limits
 from ...edge.coding import accepts_frames
 from ...edge.exchange import Exchange
 from ...edge.generate import generate, prepared
@@ -53,14 +51,15 @@ def create_message(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | 
 
 
 def count_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
-    """The prompt tokens of a request: same renderer and tokenizer, no engine. Raises ApiError."""
-    context = _core.LIMITS["CONTEXT_TOKENS_MAX"] * limits.KIB  # counting has no context limit
+    """The prompt tokens of a request: same renderer and tokenizer, no engine; also beyond the
+    context, up to a bound. Raises ApiError."""
     return prepared(
         server,
         exchange,
         lambda body: read_count(server, body, exchange.tenant_key),
-        context,
+        server.prompt_tokens_max,
         lambda prompt: _send_count(exchange, prompt),
+        is_counted=True,
     )
 
 

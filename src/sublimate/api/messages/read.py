@@ -13,7 +13,7 @@ import msgspec
 from ...config import Profile
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
-from ...edge.generate import choose_profile
+from ...edge.generate import choose_profile, counted
 from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
 from ...model.template import TemplateLimitError
@@ -79,8 +79,8 @@ def _names_window(server: EdgeServer, exchange: Exchange) -> bool:
 
 def read_count(server: EdgeServer, body: bytes, owner: bytes) -> Generation:
     """Of POST /v1/messages/count_tokens, whose body says nothing of sampling. Raises ApiError."""
-    counted = SamplingFields(max_tokens=UNLIMITED)
-    return _generation(server, decode_request(body), counted, server.settings.profile, owner)
+    unlimited = SamplingFields(max_tokens=UNLIMITED)
+    return _generation(server, decode_request(body), unlimited, server.settings.profile, owner)
 
 
 def _generation(
@@ -112,7 +112,7 @@ def _generation(
                 rendered = server.model.template.render(turns, told, thinking=thinking is not None)
             except TemplateLimitError:
                 raise ApiError("template_limit") from None
-            return len(server.model.conversations.encode(rendered, owner))
+            return counted(rendered, server.model, server.prompt_tokens_max, owner)
 
         edits = request.context_management.edits or []
         conversation.turns, applied, original_tokens = apply_edits(conversation.turns, edits, count)
