@@ -116,6 +116,7 @@ class Server:
     model = MODEL
     settings = EdgeSettings()
     limits = HttpLimits(messages_max=1000)
+    prompt_tokens_max = 4096
 
     def checked_sampling(self, fields: SamplingFields) -> Sampling:
         return check_sampling(fields, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
