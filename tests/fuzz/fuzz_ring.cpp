@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../../core/ring/trace_ring.h"
 #include "../../core/text/edge_client.h"
 
 namespace sublimate::test {
@@ -171,7 +172,18 @@ private:
         view_.slot_memory(slot)[input_.number(2) % limits::SLOT_WORDS[0]] = input_.word();
     }
 
+    // Whatever the trace ring says of itself, its reader stays inside it and its count goes on.
+    void read_trace() {
+        constexpr int32_t READ_MAX = 32;
+        TraceRecord records[READ_MAX];
+        uint64_t missed = 0;
+        int32_t count = trace_read(view_, trace_next_, missed, records, READ_MAX);
+        require(count >= 0 && count <= READ_MAX, "more records than were asked for");
+        require(trace_next_ <= view_.control->trace_head, "a record that was not written");
+    }
+
     void poll() {
+        read_trace();
         bool good = client_.poll(events_);
         require(good || events_.empty(), "events of a broken ring");
         require(!(good && broken_), "a broken ring healed");
@@ -191,6 +203,7 @@ private:
     EdgeClient client_;
     std::vector<StreamEvent> events_;
     std::vector<Request> requests_;
+    uint64_t trace_next_ = 0;
     bool broken_ = false;
 };
 
