@@ -141,7 +141,8 @@ def imported(package: Path, **environment: str) -> subprocess.CompletedProcess[s
     code = "import sublimate; print(sublimate.provenance_kind())"
     env = {k: v for k, v in os.environ.items() if not k.startswith("SUBLIMATE")} | environment
     env |= {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", code]
+    # Without site: an editable install would answer the import before any path does.
+    command = [sys.executable, "-S", "-c", code]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
