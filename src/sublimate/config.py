@@ -373,7 +373,14 @@ def _collect_fields() -> dict[str, Field]:
 FIELDS: dict[str, Field] = _collect_fields()
 PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
 # Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
-OTHER_VARIABLES = ("SUBLIMATE_CONFIG", "SUBLIMATE_HTTP_", "SUBLIMATE_LEGACY_", "SUBLIMATE_PARENT")
+OTHER_VARIABLES = (
+    "SUBLIMATE_CONFIG",
+    "SUBLIMATE_HTTP_",
+    "SUBLIMATE_LEGACY_",
+    "SUBLIMATE_PARENT",
+    "SUBLIMATE_POLICY_KEY",
+    "SUBLIMATE_KEY_PASSWORD",
+)
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import house
-from sublimate.cli.verify import examine
+from sublimate.cli.verify import PASSWORD_VARIABLE, examine
+from sublimate.config import load_settings
 from sublimate.errors import ConfigError, ExitCode, InvalidSignatureError
 from sublimate.policy import ed25519, manifest, signature
 from sublimate.policy.sign import load_key, sign_wheel
@@ -276,6 +277,11 @@ def test_verify_looks_at_a_development_signature_too(package: Path) -> None:
     flip(package / manifest.NAME, (package / manifest.NAME).read_bytes().index(VERSION.encode()))
     with pytest.raises(InvalidSignatureError, match="MANIFEST is not as it was signed"):
         examine([str(package)], "")
+
+
+def test_the_variables_are_no_mistaken_settings() -> None:
+    given = {signature.PIN_VARIABLE: "0" * 64, PASSWORD_VARIABLE: "secret"}
+    assert load_settings({}, environment=given).notes == load_settings({}, environment={}).notes
 
 
 def run_verify(*arguments: str) -> subprocess.CompletedProcess[str]:
