@@ -56,6 +56,7 @@ constexpr StatsField STATS_FIELDS[] = {
     STAT(cancelled_decode), STAT(stale_cancels),     STAT(refused),         STAT(failed),
     STAT(mask_waits),       STAT(ring_full_waits),   STAT(evictions),       STAT(utilization_ppm),
     STAT(last_step_rows),   STAT(oldest_waiting_ns), STAT(drafted_tokens),  STAT(accepted_drafts),
+    STAT(launch_ns),
 };
 #undef STAT
 static_assert(sizeof(StatsPage) ==

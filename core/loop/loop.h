@@ -154,6 +154,8 @@ private:
         int64_t begin_ns = clock_.now_ns();
         logits_ = model_.forward(step);
         int64_t end_ns = clock_.now_ns();
+        CHECK(begin_ns >= state_.last_ns);
+        state_.launch_ns += static_cast<uint64_t>(begin_ns - state_.last_ns);
         state_.busy_ns += static_cast<uint64_t>(end_ns > begin_ns ? end_ns - begin_ns : 0);
         follow_cost(state_, end_ns - begin_ns);
         trace_step(state_, begin_ns, end_ns - begin_ns, kernels());

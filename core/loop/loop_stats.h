@@ -36,6 +36,7 @@ SUBLIMATE_HD inline StatsPage make_stats(const LoopState& loop, const EdgeCounte
     stats.step_count = loop.step_count;
     stats.last_step_ns = static_cast<uint64_t>(loop.last_step_ns);
     stats.busy_ns = loop.busy_ns;
+    stats.launch_ns = loop.launch_ns;
     stats.running = running;
     stats.waiting = waiting;
     stats.pages_total = static_cast<uint64_t>(loop.config.pages);

@@ -26,6 +26,7 @@ struct LoopState : LoopMemory {
     int64_t last_ns = 0;       // clock at the start of the iteration
     int64_t last_step_ns = 0;  // clock when the last step ended
     uint64_t busy_ns = 0;
+    uint64_t launch_ns = 0; // from the start of an iteration to that of its step
     uint64_t step_count = 0;
     uint64_t iterations = 0;
     uint64_t arrivals = 0;

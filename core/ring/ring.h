@@ -107,7 +107,8 @@ struct StatsPage {
     uint64_t oldest_waiting_ns; // age of the oldest request that waits; 0 if none
     uint64_t drafted_tokens;    // rows that speculation added
     uint64_t accepted_drafts;   // of these, right ones: tokens that cost no step of their own
-    uint64_t reserved[4];
+    uint64_t launch_ns; // of all steps: from the start of the loop's turn to that of its plan
+    uint64_t reserved[3];
 };
 
 constexpr uint32_t REGION_MAGIC = 0x4c425553; // "SUBL"

@@ -369,6 +369,7 @@ PYTHON_MAY_USE = {
     "supervisor": {"model", "control", "probe", "engine", "edge"},
     "bench": {"model", "engine"},
     "client": {"wire"},
+    "rollout": {"edge", "bench"},
     "cli": {
         "model",
         "policy",
@@ -379,6 +380,7 @@ PYTHON_MAY_USE = {
         "supervisor",
         "bench",
         "client",
+        "rollout",
     },
 }
 

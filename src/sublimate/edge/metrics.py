@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "sublimate_"
 PARTS_PER_MILLION = 1_000_000
+NS_PER_S = 1e9
 # Finer where streams of one's own machine are, and every edge of compat.py among them.
 FIRST_TOKEN_EDGES = compat.FIRST_TOKEN_EDGES
 INTER_TOKEN_EDGES = (0.001, 0.0025, 0.005, *compat.INTER_TOKEN_EDGES)
@@ -268,7 +269,9 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
     yield _gauge(
         "engine_utilization", "Share of the measured roofline, last second.", share, labels
     )
+    launch = "From the start of the loop's turn to that of its plan, of all steps."
     for name, text, value in (
+        ("plan_launch_seconds", launch, stats["launch_ns"] / NS_PER_S),
         ("text_seconds", "Native time from records to frames.", engine.text_seconds),
         ("text_tokens", "Tokens in that time.", engine.text_tokens),
     ):
