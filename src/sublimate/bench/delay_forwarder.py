@@ -46,6 +46,12 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     """Only that of the first line counts."""
 
+    def __post_init__(self) -> None:
+        if self.delay_seconds < 0 or self.bytes_per_second < 0 or self.queue_seconds <= 0:
+            raise ValueError("a wire takes no negative time")
+        if not 0 <= self.loss < 1:
+            raise ValueError("a wire loses a share of its packets, not all")
+
 
 class Traffic(msgspec.Struct, frozen=True):
     """What passed in one direction."""

@@ -83,6 +83,8 @@ def bars(
         text(x, y + 16, title, "ink title"),
         text(x, y + 36, note, "dim"),
     ]
+    if any(length < 0 for _, length, _, _ in bars):
+        raise ValueError("a bar has no negative length")
     shown = bars[:ROWS_MAX]
     lengths = [length for _, length, _, _ in shown]
     most = max([most, *lengths]) or 1.0

@@ -32,6 +32,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     """Of the Messages API, JSON."""
 
+    def __post_init__(self) -> None:
+        if self.requests < 1:
+            raise ValueError("an order is for one request or more")
+
 
 class Timing(msgspec.Struct, frozen=True):
     """One request, from before its connection."""
@@ -59,6 +63,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     timings: list[Timing]
     counts: Counts
     error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.end_seconds < self.begin_seconds:
+            raise ValueError("what is measured ends after it begins")
+        if not self.error and not self.timings:
+            raise ValueError("what was measured has times")
 
 
 class Session(Protocol):

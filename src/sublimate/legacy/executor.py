@@ -47,6 +47,8 @@ class ExecutorConnection(asyncio.Protocol):
     ) -> None:
         if self._on_broken is not None:
             raise RuntimeError("a connection answers one request at a time")
+        if not self.is_open:
+            raise RuntimeError("a connection that has ended answers nothing")
         self._on_head, self._on_piece, self._on_broken = on_head, on_piece, on_broken
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._pieces, self._complete = [], [], False
@@ -105,6 +107,8 @@ class Executor:
     """A server that computes, and the connections to it that rest."""
 
     def __init__(self, host: str, port: int) -> None:
+        if not host or port <= 0:
+            raise ValueError("an executor has an address")
         self._host, self._port = host, port
         self._resting: list[ExecutorConnection] = []
 

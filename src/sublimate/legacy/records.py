@@ -13,6 +13,7 @@ import os
 
 import msgspec
 
+from ..config import PORT_MAX
 from ..errors import ConfigError
 
 QUESTIONS = b"layer:questions"
@@ -109,6 +110,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptor that the model address inherits."""
     certificate: str = ""
     key: str = ""
+
+    def __post_init__(self) -> None:
+        if not all(0 < port <= PORT_MAX for port in (self.broker_port, self.model_port)):
+            raise ValueError("a part of the layer has no port")
+        if not self.broker_password:
+            raise ValueError("a broker without a password is everybody's")
 
 
 def address() -> Address:

@@ -89,6 +89,9 @@ MIGRATIONS: tuple[Migration, ...] = (
     *(Migration(source, old, OURS + new, note) for source, old, new, note in _OTHERS),
 )
 
+if len({migration.old for migration in MIGRATIONS}) != len(MIGRATIONS):
+    raise ValueError("an old name leads to one new name")
+
 NEW_HERE: dict[str, str] = {
     "quic_handshake_seconds": "Handshakes of HTTP/3, from the first datagram; with --tls.",
     "plan_launch_seconds_total": "From the start of the loop's turn to that of its plan; over "

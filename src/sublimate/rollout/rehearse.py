@@ -43,6 +43,10 @@ class Step(msgspec.Struct, frozen=True):
     seconds: float
     said: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.name or self.seconds < 0:
+            raise ValueError("a step has a name and took some time")
+
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of it."""
@@ -71,6 +75,8 @@ class _Run:
 
     def timed(self, name: str, action: Callable[[], str]) -> str:
         """Do it, note it. Raises what it raises."""
+        if any(step.name == name for step in self.steps):
+            raise RuntimeError("each step is done once")
         self._note(name)
         begun = time.perf_counter()
         said = action()

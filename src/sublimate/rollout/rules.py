@@ -26,6 +26,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     only_beside: bool = False
     """Counts in files alone that have a finding of another rule: by itself it is innocent."""
 
+    def __post_init__(self) -> None:
+        if not self.what or not self.do:
+            raise ValueError("a rule says what it found, and what to do")
+        if self.severity not in (BREAKS, LOOK):
+            raise ValueError(f"{self.severity!r} is no severity")
+
     def matches(self, text: str) -> bool:
         return bool(self.pattern) and re.search(self.pattern, text) is not None
 
