@@ -74,12 +74,15 @@ def made(server: Served, carrier: Carrier, **options: Any) -> Iterator[anthropic
         yield one
 
 
+GRPC = {"gRPC over HTTP/2": "grpc-h2", "gRPC over HTTP/3": "grpc-h3"}
+
+
 def seen(server: Served) -> Counter[str]:
     """By the server: what its answers went over."""
     metrics = server.server.metrics
     calls: Counter[str] = Counter()
     for (transport, _), count in metrics.calls.items():
-        calls[transport.replace("/", "-")] += count
+        calls[GRPC[transport]] += count
     over_quic = metrics.protocols["HTTP/3"]
     return calls + Counter({"frames": metrics.streams["application/octet-stream"], "h3": over_quic})
 
