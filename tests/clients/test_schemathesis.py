@@ -43,6 +43,7 @@ def test_no_request_is_a_5xx(url: str, tmp_path: Path) -> None:
     for schema in document["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):  # else nearly every request would be a 404
             schema["properties"]["model"] = {"type": "string", "enum": ["default"]}
+    del document["paths"]["/v1/debug/events"]  # a stream that does not end by itself
     path = tmp_path / "openapi.json"
     path.write_bytes(msgspec.json.encode(document))
     done = subprocess.run(
