@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from servers import Server, alive, wait_until
 
+from sublimate.control.channel import LOOP_THREAD
+
 ENGINE, EDGE = "sublimate.engine", "stub_edge"
 SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
 
@@ -156,6 +158,8 @@ def test_an_engine_that_stands_still_is_lost_first_and_then_restarted(script: Pa
     with Server(command(script, "watchdog=2")) as server:
         server.ready()
         engine = server.children()[ENGINE]
+        tasks = Path(f"/proc/{engine}/task").iterdir()
+        assert LOOP_THREAD in [(task / "comm").read_text().strip() for task in tasks]
         os.kill(engine, signal.SIGSTOP)
         took = wait_until(lambda: server.get()["losses"] == 1, 5)
         assert took < 2.0 and alive(engine), "its requests are told before it is killed"

@@ -5,7 +5,7 @@ descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request pas
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
          Attached), to the edge (Start, EngineUp, EngineLost, Reload, Drain, Stop), from it
-         (EdgeReady, RegionBroken, Drained), Received, Channel
+         (EdgeReady, RegionBroken, Drained), Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ..config import EdgeSettings, EngineSettings, LogSettings
 
 DATAGRAM_BYTES_MAX = 128 * 1024
 DESCRIPTORS_MAX = 4
+LOOP_THREAD, COMPUTE_THREAD = "loop", "compute"
+"""Names of the engine's threads that make steps (core/cpu/threads.cpp names its own)."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op"):

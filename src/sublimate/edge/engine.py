@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from ..config import Profile
+from ..config import STALLED_SECONDS, Profile
 from ..grammar.constraint import Constraint
 from ..policy.decision import Hardware, Headroom, Request, decide
 from . import limits
@@ -38,7 +38,7 @@ LOG = logging.getLogger("sublimate.edge")
 
 POLL_ROUNDS_MAX = 4
 """Polls in a row before other work of the event loop gets its turn."""
-STEP_AGE_TRIP_NS = 5_000_000_000
+STEP_AGE_TRIP_NS = round(STALLED_SECONDS * NS_PER_SECOND)
 """Work is there and no step has ended for so long: not healthy."""
 
 

@@ -8,9 +8,11 @@ defines: main, EngineProcess
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+from pathlib import Path
 
 from .. import _core
 from ..control import channel
@@ -73,6 +75,11 @@ class EngineProcess:
                 return  # a missing step of a progress bar
 
     def _loop(self, engine: _core.LoopEngine) -> None:
+        # For who looks from outside how long it had to wait for a core.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
+                channel.LOOP_THREAD
+            )
         try:
             engine.run()
         except BaseException as error:

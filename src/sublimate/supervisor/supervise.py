@@ -30,6 +30,7 @@ from ..control import channel
 from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
 from .backoff import Backoff
+from .core_waits import CoreWaits
 from .listen import address_url
 from .reporter import Reporter
 from .watchdog import Watchdog
@@ -87,6 +88,7 @@ class Supervisor:
         self._pair_backoff = Backoff()
         self._pair_at_seconds: float | None = None
         self._watchdog = Watchdog(settings.server.watchdog_seconds)
+        self._core_waits = CoreWaits()
         self._look_at_seconds: float | None = None
         self._stalled = False
         self._was_ready = False
@@ -371,7 +373,8 @@ class Supervisor:
         if self._region is None:
             return
         self._look_at_seconds = now + self._watchdog.look_seconds
-        state = self._watchdog.look(now, self._region.stats()["engine_heartbeat_ns"])
+        waited = self._core_waits.since_last(self._engine.process_id)
+        state = self._watchdog.look(now, self._region.stats()["engine_heartbeat_ns"], waited)
         # The loop's own bell: one that sleeps beats before the next look.
         os.eventfd_write(self._region.fds[1], 1)
         if state == "hung":

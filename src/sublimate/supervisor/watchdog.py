@@ -1,7 +1,8 @@
 """Whether the engine's loop still turns, told from outside by the heartbeat in its region.
 
 The loop writes the heartbeat once per turn. One that has no work sleeps and does not turn, so
-whoever looks rings its bell first: a living loop wakes, beats and sleeps again.
+whoever looks rings its bell first: a living loop wakes, beats and sleeps again. On a machine with
+more to run than cores it may have to wait for one: that is slow, and not standing still.
 
 defines: State, Watchdog
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-# Requests in flight get their error after so long without a turn of the loop.
-STALLED_SECONDS = 5.0
+from ..config import STALLED_SECONDS
+
 LOOKS_PER_STALL = 5
 # One turn computes one step, and of a large model on few cores that can take long: the limits are
 # never below so many times the warm-up, which runs a step of every size.
@@ -45,10 +46,11 @@ class Watchdog:
         self._still_seconds = 0.0
         self._heartbeat_ns = 0
 
-    def look(self, now_seconds: float, heartbeat_ns: int) -> State:
-        """What the heartbeat says now."""
+    def look(self, now_seconds: float, heartbeat_ns: int, waited_seconds: float = 0.0) -> State:
+        """What the heartbeat says now. `waited_seconds`: since the last look, for a core."""
         # A watcher that was stopped itself (a frozen container) has not watched meanwhile.
         passed = min(now_seconds - self._looked_seconds, 2 * self.look_seconds)
+        passed = max(0.0, passed - waited_seconds)
         self._looked_seconds = now_seconds
         if heartbeat_ns != self._heartbeat_ns:
             self._heartbeat_ns = heartbeat_ns
