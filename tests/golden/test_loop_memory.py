@@ -1,5 +1,6 @@
 """After load the loop and its compute threads take no memory from the heap."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,4 +33,12 @@ def test_no_heap_allocation_on_the_loops_threads(
         logprobs=5,
     )
     engine.score(prompts[0], arithmetic="decode")
+    assert _core.heap_allocations() == before
+    # Nor does it while somebody follows what it decides.
+    trace = _core.TraceReader(engine._region)
+    trace.follow(time.monotonic_ns() + 600_000_000_000)
+    engine.generate(prompts, max_tokens=16)
+    trace.follow(0)
+    missed, records = trace.read(_core.LIMITS["TRACE_RECORDS"])
+    assert missed == 0 and len(records) > 64 * 16 * len(prompts)
     assert _core.heap_allocations() == before
