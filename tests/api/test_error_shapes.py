@@ -229,6 +229,9 @@ def test_threads_are_refused_with_the_code_that_sdks_know(shared: Served) -> Non
 
 CAUSES = {
     "threads": "error_shapes::threads_are_refused_with_the_code_that_sdks_know",
+    "too_early": "early_data::what_costs_is_425_and_taken_after_the_handshake",
+    "idempotency_key": "idempotency::a_key_that_is_none_or_anothers_is_refused",
+    "idempotency_mismatch": "idempotency::a_key_that_is_none_or_anothers_is_refused",
     "call_unknown": "grpc::unimplemented_method_and_service",
     "call_timeout_field": "grpc_mapping::what_is_no_timeout",
     "call_compressed": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",

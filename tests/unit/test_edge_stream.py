@@ -116,6 +116,7 @@ class Connection:
     """A connection that keeps what was sent."""
 
     descriptor = -1
+    standing = ()
 
     def __init__(self) -> None:
         self.sent = b""

@@ -51,6 +51,17 @@ def test_what_costs_is_425_and_taken_after_the_handshake(
     client.close()
 
 
+def test_with_a_key_it_is_taken_early(served: Served, pair: tuple[Path, Path]) -> None:
+    for _ in range(2):
+        ticket = ticket_of(served, pair)
+        client, answer = early(
+            served, pair, ticket, "POST", "/v1/messages", body(), idempotency_key="early"
+        )
+        assert client.handshake is not None and client.handshake.early_data_accepted
+        assert answer.status == 200 and answer.json["content"][0]["text"] == "Hello there!"
+    assert answer.headers["idempotency-replayed"] == "true"
+
+
 def test_a_ticket_works_once(served: Served, pair: tuple[Path, Path]) -> None:
     ticket = ticket_of(served, pair)
     client, answer = early(served, pair, ticket, "GET", "/livez")

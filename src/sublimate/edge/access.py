@@ -39,7 +39,8 @@ LOOPBACK_ORIGINS = ("http://localhost", "http://127.0.0.1", "http://[::1]")
 ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "
-    "anthropic-dangerous-direct-browser-access, content-type, traceparent"
+    "anthropic-dangerous-direct-browser-access, content-type, idempotency-key, "
+    "traceparent"
 )
 ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-", "openai-")
 EXPOSED_HEADERS = (

@@ -28,6 +28,7 @@ from .engine import EngineLink
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
+from .idempotency import FIELD, Outcomes
 from .limits import HttpLimits
 from .log import log_body, log_exchange
 from .masks import yield_to_others
@@ -204,7 +205,8 @@ class EdgeServer:
 
             return is_replay_safe(exchange.request.path)
         is_reading = exchange.request.method in ("GET", "HEAD", "OPTIONS")
-        return is_reading or exchange.handler in self.routes.replay_safe
+        is_safe = exchange.handler in self.routes.replay_safe
+        return is_reading or is_safe or _may_repeat(exchange)
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connection_cap:
@@ -255,6 +257,11 @@ class EdgeServer:
     def handle(self, exchange: Exchange) -> None:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
         try:
+            if exchange.refusal is None and _may_repeat(exchange):
+                made = self.part(Outcomes).enter(exchange)
+                if made is None:
+                    return  # another exchange makes its answer, or has made it
+                exchange = made
             self._begin(exchange)
         except Exception as error:
             self._fail(exchange, error)
@@ -520,3 +527,11 @@ class EdgeServer:
         if self._grpc is not None:
             await self._grpc.wait_closed()
         await asyncio.sleep(0)
+
+
+def _may_repeat(exchange: Exchange) -> bool:
+    """It has a key under which its answer is kept. Uploads, whose bodies are not in memory, have
+    none, nor have requests that no client of HTTP sent."""
+    request = exchange.request
+    is_plain = type(exchange) is Exchange and exchange.sink is None and not exchange.is_carrier
+    return FIELD in request.fields and request.method == "POST" and is_plain

@@ -118,6 +118,15 @@ TABLE: dict[str, ErrorKind] = {
         " idempotency-key. Send it again when the handshake is complete.",
         retry=True,
     ),
+    "idempotency_key": ErrorKind(
+        400, INVALID, "idempotency-key: expected 1 to {maximum} characters of ASCII."
+    ),
+    "idempotency_mismatch": ErrorKind(
+        422,
+        INVALID,
+        "This idempotency-key was used for another request. Take a new key for each request.",
+        retry=False,
+    ),
     # Access and routes.
     "unauthenticated": ErrorKind(
         401,
@@ -307,6 +316,7 @@ GRPC_CODES = {
     408: 4,  # DEADLINE_EXCEEDED
     413: 8,  # RESOURCE_EXHAUSTED
     415: 12,
+    422: 3,
     425: 14,  # UNAVAILABLE
     429: 8,
     431: 8,

@@ -168,9 +168,23 @@ class Exchange:
                 body = compress(body)
                 headers.append(("content-encoding", "gzip"))
         headers = self._fields(status, [*headers, ("content-length", str(len(body)))])
+        self.pass_on(status, headers, b"" if is_head else body)
+
+    def pass_on(self, status: int, fields: Sequence[Header], body: bytes) -> None:
+        """A whole answer that was made elsewhere: all of its head is there."""
+        if self.answered:
+            raise RuntimeError("an answer ends once")
+        self.status = status
         self._begin_end()
-        self.wire.whole(status, headers, b"" if is_head else body)
+        self.wire.whole(status, fields, body)
         self._end()
+
+    def pass_on_stream(self, status: int, fields: Sequence[Header], frames: bytes) -> None:
+        """The beginning of a stream that is made elsewhere."""
+        if self.streaming or self.answered:
+            raise RuntimeError("an answer has one head")
+        self.status, self.streaming = status, True
+        self.wire.begin(status, fields, self.framed(frames) if frames else b"")
 
     def send_json(self, status: int, body: bytes, headers: list[Header] | None = None) -> None:
         self.send(status, [JSON_TYPE, *(headers or [])], body)

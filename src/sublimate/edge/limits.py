@@ -137,6 +137,16 @@ QUIC_SOCKET_BUFFER_BYTES = 2 * MIB
 ALTERNATIVE_SECONDS = 3600
 """How long a client may remember that this server speaks HTTP/3."""
 
+# ---- idempotency keys ----------------------------------------------------------------------------
+OUTCOME_SECONDS = 600.0
+"""How long the answer to a POST with an idempotency-key is kept."""
+OUTCOME_BYTES_MAX = 8 * MIB
+"""Of all answers kept for one tenant; the oldest go first."""
+OUTCOMES_MAX = 1000
+"""The same in number."""
+OUTCOME_GRACE_SECONDS = 5.0
+"""How long an answer goes on without its client, which may come back for it."""
+
 # ---- content codings -----------------------------------------------------------------------------
 GZIP_BYTES_MIN = 8 * KIB
 """Whole answers from here on are compressed for clients that take it. Below, and for anything on

@@ -1,0 +1,270 @@
+"""Answers that are kept for a while, for clients that repeat a POST with the same idempotency-key.
+
+The first request with a key runs in an exchange of its own, whose wire is an Outcome: it writes the
+answer down and passes it on to whoever asked, the first client among them. A repeat gets all of it
+from the beginning, while it runs or after. A client that is gone leaves the answer running for some
+seconds, so that it finds it when it comes back.
+
+Kept is what a repeat should get: whole answers, and refusals that another try would meet as well.
+Bounded per tenant, in bytes, number and age.
+
+defines: FIELD, Outcome, Outcomes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from . import limits
+from .coding import accepts_frames
+from .errors import ApiError
+from .exchange import Exchange, Request
+from .wire import Header
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
+
+FIELD = b"idempotency-key"
+KEY_BYTES_MAX = 255
+LASTING = frozenset((400, 404, 405, 413, 422))
+"""Statuses of errors that lie in the request: another try would meet them as well."""
+REPLAYED: Header = ("idempotency-replayed", "true")
+
+
+class Outcome:
+    """One answer, as far as it is made: the wire of the exchange that makes it."""
+
+    chunked = False
+    has_trailers = False
+    descriptor = -1
+    standing: Sequence[Header] = ()
+
+    def __init__(self, store: Outcomes, owner: bytes, key: bytes, digest: bytes) -> None:
+        self.digest = digest
+        self.owner = owner
+        self.key = key
+        self.protocol = ""
+        self.expires_seconds = 0.0
+        self.size_bytes = 0
+        self.is_complete = False
+        self.is_closing = False
+        self._store = store
+        self._url = ""
+        self._exchange: Exchange | None = None
+        self._readers: dict[Exchange, bool] = {}
+        """Who gets it, and whether as a repeat."""
+        self._head: tuple[int, Sequence[Header]] | None = None
+        self._is_stream = False
+        self._content: list[bytes] = []
+
+    # ---- readers -------------------------------------------------------------------------------
+    def first(self, reader: Exchange) -> Exchange:
+        """The exchange that makes the answer, in place of the reader's own."""
+        asked = reader.request
+        fields = {name: value for name, value in asked.fields.items() if name != b"accept-encoding"}
+        request = Request(asked.method, asked.target, fields)
+        request.body = asked.body
+        self.protocol, self._url = reader.wire.protocol, reader.base_url()
+        exchange = self._exchange = Exchange(self, request)
+        exchange.request_id = reader.request_id
+        exchange.started_seconds = reader.started_seconds
+        exchange.handler, exchange.error_shape = reader.handler, reader.error_shape
+        exchange.owner, exchange.standing_headers = reader.owner, reader.standing_headers
+        exchange.streams = reader.streams
+        self._join(reader, is_repeat=False)
+        return exchange
+
+    def repeat(self, reader: Exchange) -> None:
+        """All that there is of it, and then what comes."""
+        self._join(reader, is_repeat=True)
+        if self._head is None:
+            return
+        status, fields = self._head
+        fields = [*fields, REPLAYED]
+        if not self._is_stream:
+            reader.pass_on(status, fields, b"".join(self._content))
+        else:
+            reader.pass_on_stream(status, fields, b"".join(self._content))
+            if self.is_complete:
+                reader.finish()
+        self._told(reader)
+
+    def _join(self, reader: Exchange, *, is_repeat: bool) -> None:
+        if reader in self._readers:
+            raise RuntimeError("a reader asks once")
+        self._readers[reader] = is_repeat
+        reader.on_gone = lambda: self._left(reader)
+
+    def _left(self, reader: Exchange) -> None:
+        self._readers.pop(reader, None)
+        if not self._readers and not self.is_complete:
+            self._store.later(self._give_up)
+
+    def _give_up(self) -> None:
+        """Nobody has come back."""
+        if self._readers or self.is_complete or self._exchange is None:
+            return
+        self.is_closing = True
+        self._store.drop(self)
+        self._exchange.client_gone()
+
+    def _told(self, reader: Exchange) -> None:
+        """It may have had all of it."""
+        if reader.answered and self._readers.pop(reader, False):
+            self._store.note(reader)
+
+    # ---- Wire ----------------------------------------------------------------------------------
+    def whole(self, status: int, fields: Sequence[Header], body: bytes, /) -> None:
+        self._begin(status, fields, is_stream=False)
+        self._keep(body)
+        for reader, is_repeat in list(self._readers.items()):
+            reader.pass_on(status, [*fields, REPLAYED] if is_repeat else fields, body)
+            self._told(reader)
+
+    def begin(self, status: int, fields: Sequence[Header], pieces: bytes, /) -> bool:
+        self._begin(status, fields, is_stream=True)
+        self._keep(pieces)
+        for reader, is_repeat in list(self._readers.items()):
+            reader.pass_on_stream(status, [*fields, REPLAYED] if is_repeat else fields, pieces)
+        return False
+
+    def send(self, pieces: bytes, /) -> bool:
+        self._keep(pieces)
+        for reader in list(self._readers):
+            if reader.streaming:
+                reader.write(reader.framed(pieces))
+        return False
+
+    def finish(self, pieces: bytes, trailers: Sequence[Header] = (), /) -> None:
+        del trailers
+        self._keep(pieces)
+        for reader in list(self._readers):
+            reader.finish(reader.framed(pieces) if pieces else b"")
+            self._told(reader)
+
+    def answered(self, exchange: Exchange, /) -> None:
+        if self.is_complete:
+            raise RuntimeError("an answer ends once")
+        self.is_complete = True
+        self._readers.clear()
+        is_lasting = not exchange.error_code or exchange.status in LASTING
+        if not is_lasting or (self._is_stream and exchange.error_code):
+            self._store.drop(self)
+        self._exchange = None
+
+    def _begin(self, status: int, fields: Sequence[Header], *, is_stream: bool) -> None:
+        if self._head is not None:
+            raise RuntimeError("an answer has one head")
+        self._head, self._is_stream = (status, fields), is_stream
+
+    def _keep(self, data: bytes) -> None:
+        self.size_bytes += len(data)
+        self._content.append(data)
+        self._store.grown(self, len(data))
+
+    def forget(self) -> None:
+        """It is kept no longer; who reads it goes on."""
+        self._content = []
+
+    def last(self) -> None:
+        for reader in self._readers:
+            reader.wire.last()
+
+    def framed(self, frames: bytes, /) -> bytes:
+        return frames
+
+    def unsent_bytes(self) -> int:
+        return max((reader.unsent_bytes() for reader in self._readers), default=0)
+
+    def resume_body(self) -> None:
+        """The body was there before the answer was begun."""
+
+    def cut(self) -> None:
+        for reader in list(self._readers):
+            reader.cut()
+
+    def base_url(self) -> str:
+        return self._url
+
+
+class Outcomes:
+    """What is kept, by owner and key. A Part of its server."""
+
+    def __init__(self, server: EdgeServer) -> None:
+        self._server = server
+        self._known: dict[bytes, OrderedDict[bytes, Outcome]] = {}
+        self._bytes: dict[bytes, int] = {}
+
+    def enter(self, exchange: Exchange) -> Exchange | None:
+        """The exchange to handle in place of this one; None if it gets an answer that another
+        makes or has made. Raises ApiError for a key that is none, or is another request's."""
+        request, owner = exchange.request, exchange.tenant_key
+        key = request.fields[FIELD]
+        if not 0 < len(key) <= KEY_BYTES_MAX or not key.isascii():
+            raise ApiError("idempotency_key", maximum=KEY_BYTES_MAX)
+        form = b"frames" if accepts_frames(request.field(b"accept")) else b""
+        told = [request.method.encode(), request.target, form]
+        digest = hashlib.sha256(b"\0".join([*told, request.body])).digest()
+        mine = self._known.setdefault(owner, OrderedDict())
+        self._expire(owner, mine)
+        outcome = mine.get(key)
+        if outcome is None:
+            outcome = mine[key] = Outcome(self, owner, key, digest)
+            outcome.expires_seconds = time.monotonic() + limits.OUTCOME_SECONDS
+            return outcome.first(exchange)
+        if outcome.digest != digest:
+            raise ApiError("idempotency_mismatch")
+        outcome.repeat(exchange)
+        return None
+
+    def _expire(self, owner: bytes, mine: OrderedDict[bytes, Outcome]) -> None:
+        """The oldest go, unless they still run."""
+        now = time.monotonic()
+        for outcome in list(mine.values()):
+            is_over = now > outcome.expires_seconds
+            is_full = len(mine) >= limits.OUTCOMES_MAX or self._is_full(owner)
+            if not is_over and not is_full:
+                break
+            if outcome.is_complete:
+                self.drop(outcome)
+
+    def _is_full(self, owner: bytes) -> bool:
+        return self._bytes.get(owner, 0) > limits.OUTCOME_BYTES_MAX
+
+    def grown(self, outcome: Outcome, size: int) -> None:
+        """More of an answer was made. One that is too large is not kept."""
+        mine = self._known.get(outcome.owner)
+        if mine is None or mine.get(outcome.key) is not outcome:
+            outcome.forget()
+            return
+        self._bytes[outcome.owner] = self._bytes.get(outcome.owner, 0) + size
+        if self._is_full(outcome.owner):
+            self._expire(outcome.owner, mine)
+        if self._is_full(outcome.owner):
+            self.drop(outcome)
+
+    def drop(self, outcome: Outcome) -> None:
+        """Forget it: a repeat is a new request."""
+        mine = self._known.get(outcome.owner, OrderedDict())
+        if mine.get(outcome.key) is outcome:
+            del mine[outcome.key]
+            self._bytes[outcome.owner] = self._bytes.get(outcome.owner, 0) - outcome.size_bytes
+            outcome.forget()
+
+    def later(self, step: Callable[[], None]) -> None:
+        """After the time in which a client may come back."""
+        self._server.loop.call_later(limits.OUTCOME_GRACE_SECONDS, step)
+
+    def note(self, exchange: Exchange) -> None:
+        """A repeat has its answer."""
+        self._server.refused(exchange)
+
+    def drain(self) -> None:
+        """What runs goes on."""
+
+    def close(self) -> None:
+        self._known.clear()

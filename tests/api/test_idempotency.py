@@ -1,0 +1,113 @@
+"""A POST with an idempotency key is run once: repeats get its answer, whole or as a stream."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grammar import check_stream
+from harness import Served, body, exchange_bytes, http_post, serve, wait_until
+from sublimate.edge import limits
+from sublimate.edge.errors import ApiError
+from test_errors import check_error
+
+COUNT = {"stream": True, "max_tokens": 4000, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Served]:
+    with serve(step_delay_us=200) as served:
+        yield served
+        wait_until(served.idle)
+
+
+def ask(served: Served, key: str, content: str = "say hello", **fields: Any) -> Any:
+    headers = {"idempotency-key": key}
+    return served.client.post("/v1/messages", json=body(content, **fields), headers=headers)
+
+
+def accepted(served: Served) -> int:
+    return served.stats()["accepted"]
+
+
+def test_a_repeat_gets_the_same_answer_and_costs_nothing(slow: Served) -> None:
+    before = accepted(slow)
+    first, again = ask(slow, "a"), ask(slow, "a")
+    assert first.status_code == again.status_code == 200 and first.content == again.content
+    assert first.headers["request-id"] == again.headers["request-id"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert accepted(slow) == before + 1
+    assert ask(slow, "b").json()["id"] != first.json()["id"]
+
+
+def test_streams_are_repeated_whole_also_while_they_run(slow: Served) -> None:
+    before, told = accepted(slow), []
+    asking = [
+        threading.Thread(target=lambda: told.append(ask(slow, "s", "count", **COUNT)))
+        for _ in range(3)
+    ]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    told.append(ask(slow, "s", "count", **COUNT))
+    assert accepted(slow) == before + 1
+    assert {answer.content for answer in told} == {told[0].content}
+    assert len(check_stream(told[0].content).text) > 3000
+
+
+def test_a_key_that_is_none_or_anothers_is_refused(slow: Served) -> None:
+    assert ask(slow, "m").status_code == 200
+    check_error(ask(slow, "m", "say stop"), 422, "This idempotency-key was used for another")
+    check_error(ask(slow, "k" * 256), 400, "idempotency-key: expected 1 to 255")
+    check_error(ask(slow, "wrong", max_tokens=-1), 400, "max_tokens")
+    check_error(ask(slow, "wrong", max_tokens=-1), 400, "max_tokens")
+
+
+def test_who_was_cut_off_may_come_back(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = accepted(slow)
+    request = body("count", **COUNT)
+    with slow.connect() as sock:
+        sock.sendall(http_post(request, idempotency_key="back"))
+        assert b"message_start" in sock.recv(65536)
+    assert check_stream(ask(slow, "back", "count", **COUNT).content).text
+    assert accepted(slow) == before + 1
+    monkeypatch.setattr(limits, "OUTCOME_GRACE_SECONDS", 0.05)
+    with slow.connect() as sock:
+        sock.sendall(http_post(request, idempotency_key="gone"))
+        assert b"message_start" in sock.recv(65536)
+    wait_until(slow.idle)
+    assert accepted(slow) == before + 2
+
+
+def test_what_would_succeed_at_another_try_is_not_kept(
+    slow: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ApiError("overloaded").after(1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slow.server, "engine_or_refuse", refuse)
+        assert ask(slow, "later").status_code == 529
+    assert ask(slow, "later").status_code == 200
+
+
+def test_bytes_number_and_age_are_bounded(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OUTCOMES_MAX", 2)
+    ids = {key: ask(slow, key).json()["id"] for key in ("x", "y", "z")}
+    assert ask(slow, "z").json()["id"] == ids["z"]
+    assert ask(slow, "x").json()["id"] != ids["x"]
+    monkeypatch.setattr(limits, "OUTCOME_BYTES_MAX", 10)
+    assert ask(slow, "large").json()["id"] != ask(slow, "large").json()["id"]
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "OUTCOME_SECONDS", 0.0)
+    assert ask(slow, "old").json()["id"] != ask(slow, "old").json()["id"]
+
+
+def test_http_1_0_gets_it_unframed(slow: Served) -> None:
+    data = http_post(body(), idempotency_key="v0").replace(b"HTTP/1.1", b"HTTP/1.0")
+    for _ in range(2):
+        with slow.connect() as sock:
+            assert exchange_bytes(sock, data).status == 200
