@@ -3,8 +3,10 @@ browser's WebAssembly; against its slow twin for any numbers. (C++: tests/cpp/te
 
 import functools
 import json
+import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -144,7 +146,8 @@ def test_the_module_is_what_the_compiler_makes_of_the_header(tmp_path: Path) -> 
     if not shutil.which("clang++-16") or not shutil.which("wasm-ld-16"):
         pytest.skip("clang-16 with lld-16 is not installed")
     made = tmp_path / "decide.wasm"
-    subprocess.run([house.ROOT / "core/policy/wasm.sh", made], check=True)
+    environment = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([house.ROOT / "core/policy/wasm.sh", made], env=environment, check=True)
     committed = (house.ROOT / "clients/policy/decide.wasm").read_bytes()
     assert made.read_bytes() == committed, "run core/policy/wasm.sh"
 
