@@ -258,7 +258,6 @@ CAUSES = {
     "body_too_large_decoded": "coding::a_bomb_is_413_before_it_is_a_body",
     "charset": "errors::compressed_bodies_and_other_charsets",
     "too_many_connections": "wire::few_of_the_refused_may_stay",
-    "too_early": "early_data::what_costs_is_425_and_taken_after_the_handshake",
     "unauthenticated": "operations::every_route_but_the_open_ones_needs_a_key",
     "rate_limited": "batches::a_limit_of_requests_a_minute_is_waited_for",
     "too_many_at_once": "keys::requests_at_once_and_a_client_that_leaves_frees_its_place",
