@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-typescript build-typescript proto proto-typescript wasm release-sign lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript build-typescript proto proto-typescript wasm release-sign lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -78,6 +78,14 @@ test-clients: build
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
+
+# Other people's gRPC clients.
+test-grpc: build
+	mkdir -p .venv/clients/buf
+	npm install --prefix .venv/clients/buf --no-audit --no-fund @bufbuild/buf@1.75.0
+	$(PIP) install --upgrade --target .venv/clients/connect connectrpc==0.13.0
+	BUF=$(CURDIR)/.venv/clients/buf/node_modules/.bin/buf PYTHONPATH=.venv/clients/connect \
+	  $(PYTEST) tests/wire/test_grpc_clients.py $(ARGS)
 
 # The TypeScript client: under Node, and in Chromium where there is one, against a scripted server.
 TYPESCRIPT := clients/typescript
