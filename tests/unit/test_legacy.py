@@ -74,6 +74,20 @@ def test_its_processes_are_started_by_the_flag_alone(monkeypatch: pytest.MonkeyP
         records.address()
 
 
+def test_it_adds_its_path_to_all_that_the_edge_has() -> None:
+    from sublimate.api.routes import ROUTES
+    from sublimate.legacy.gateway import NEGOTIATE_PATH
+    from sublimate.legacy.gateway import ROUTES as MORE
+
+    routes = ROUTES.with_paths(MORE)
+    assert routes.table.keys() - ROUTES.table.keys() == {NEGOTIATE_PATH}
+    assert routes.calls.keys() == ROUTES.calls.keys() and routes.replay_safe == ROUTES.replay_safe
+    assert routes.sinks == ROUTES.sinks and routes.begin == ROUTES.begin
+    assert routes.error_shape("/v1/chat/x") is ROUTES.error_shape("/v1/chat/x")
+    with pytest.raises(ValueError, match="already"):
+        routes.with_paths(MORE)
+
+
 # ---- the scheduler -------------------------------------------------------------------------------
 class Published:
     """In place of the connection that publishes."""

@@ -1,6 +1,6 @@
 """The paths of all surfaces.
 
-defines: TABLE, SHAPES, SINKS, begin, ROUTES
+defines: TABLE, SHAPES, begin, ROUTES
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..edge.errors import MESSAGES_SHAPE
-from ..edge.routes import Handler, Methods, Routes, SinkMaker
+from ..edge.routes import Handler, Methods, Routes
 from . import debug, models, openapi, policy, probes, tokenise
 from .batches import handlers as batches
 from .batches.runner import resume
@@ -79,7 +79,6 @@ SHAPES = {
     "/api/": OLLAMA_ERRORS,
 }
 """How errors look at paths that begin so; the first that fits."""
-SINKS: dict[Handler, SinkMaker] = {files.create: upload.Upload}
 
 
 def begin(server: EdgeServer) -> None:
@@ -99,4 +98,4 @@ REPLAY_SAFE: tuple[Handler, ...] = (
     tokenise.tokenize,
     tokenise.detokenize,
 )
-ROUTES = Routes(TABLE, SHAPES, begin, SINKS, _methods, REPLAY_SAFE)
+ROUTES = Routes(TABLE, SHAPES, begin, {files.create: upload.Upload}, _methods, REPLAY_SAFE)

@@ -19,6 +19,7 @@ from .wire_order import FRAMES, MESSAGES, TIMEOUT_SECONDS, Counts, Order, Timing
 NAME = "localhost"
 KEY_BYTES = 12
 END_SECONDS = 0.02
+TOO_EARLY_STATUS = 425
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - where a client sends from
 
 
@@ -30,6 +31,7 @@ class Http3:
         self._order = order
         self._ticket: Any = None
         self._protocol: Any = None
+        self._sends_early = True
         self._runner = asyncio.Runner()
         try:
             self._asyncio: Any = importlib.import_module("aioquic.asyncio")
@@ -55,12 +57,24 @@ class Http3:
 
     async def _ask(self, body: bytes) -> Timing:
         begun = time.perf_counter()
+        is_first = self._protocol is None
         protocol = self._protocol or await self._connect()
+        reply = await self._answer(protocol, body)
+        if reply.status == TOO_EARLY_STATUS:
+            # This server wants a whole handshake before such a request; and so it is from now on.
+            self._sends_early = False
+            await protocol.handshaken
+            reply = await self._answer(protocol, body)
+        elif is_first and self._sends_early:
+            self.counts.early += protocol.took_early
+        return timed(begun, reply.status, reply.first_byte_at, reply.body_bytes)
+
+    async def _answer(self, protocol: Any, body: bytes) -> _Reply:
         reply = _Reply(self._h3_events)
         protocol.replies[protocol.begin(body, self._order)] = reply
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await reply.ended
-        return timed(begun, reply.status, reply.first_byte_at, reply.body_bytes)
+        return reply
 
     async def _connect(self) -> Any:
         configuration = self._configuration.QuicConfiguration(
@@ -82,6 +96,9 @@ class Http3:
             def __init__(self, connection: Any) -> None:
                 super().__init__(connection)  # pyright: ignore[reportUnknownMemberType]
                 self.replies: dict[int, _Reply] = {}
+                self.took_early = False
+                # aioquic's own flag is set for those alone who wait for it beforehand.
+                self.handshaken: asyncio.Future[None] = loop.create_future()
                 self.h3 = outer._h3.H3Connection(connection)
 
             def begin(self, body: bytes, order: Order) -> int:
@@ -105,8 +122,9 @@ class Http3:
 
             def quic_event_received(self, event: Any) -> None:
                 if isinstance(event, outer._events.HandshakeCompleted):
+                    self.handshaken.set_result(None)
                     outer.counts.resumed += bool(event.session_resumed)
-                    outer.counts.early += bool(event.early_data_accepted)
+                    self.took_early = bool(event.early_data_accepted)
                 for said in self.h3.handle_event(event):
                     reply = self.replies.get(said.stream_id)
                     if reply is not None:
@@ -123,11 +141,12 @@ class Http3:
         _, protocol = await loop.create_datagram_endpoint(
             lambda: Protocol(connection), local_addr=(ANY_ADDRESS, 0)
         )
-        protocol.connect(place, transmit=self._ticket is None)
+        early = self._ticket is not None and self._sends_early
+        protocol.connect(place, transmit=not early)
         self._protocol = protocol
-        if self._ticket is None:
+        if not early:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                await protocol.wait_connected()
+                await protocol.handshaken
         return protocol
 
     def _keep(self, ticket: Any) -> None:

@@ -58,6 +58,19 @@ class Routes:
             (path.split("/"), methods) for path, methods in table.items() if "{" in path
         ]
 
+    def with_paths(self, more: Mapping[str, Methods]) -> Routes:
+        """All of these, and more. Raises ValueError for a path that is there already."""
+        if taken := self.table.keys() & more.keys():
+            raise ValueError(f"{min(taken)} is there already")
+        return Routes(
+            {**self.table, **more},
+            dict(self._shapes),
+            self.begin,
+            self.sinks,
+            self._make_calls,
+            self.replay_safe,
+        )
+
     @cached_property
     def calls(self) -> Mapping[str, Method]:
         """Of gRPC, by path: /package.Service/Method."""
