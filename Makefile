@@ -74,10 +74,15 @@ test-clients: build
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 	  $(PYTEST) -m clients $(CLIENT) $(ARGS)
 
-# The tests of the Messages API once more, with their streams in binary frames.
+# The tests of the Messages API once more: with their streams in binary frames, and then with their
+# clients' requests carried by ours.
+CARRIED := messages agent_loop sdk errors batches files
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
+	for carrier in frames grpc-h2 h3; do echo "== $$carrier"; \
+	  SUBLIMATE_TEST_CLIENT=$$carrier $(PYTEST) $(SIDE_BY_SIDE) $(CARRIED:%=tests/api/test_%.py) $(ARGS) \
+	  || exit 1; done
 
 # Other people's gRPC clients.
 test-grpc: build

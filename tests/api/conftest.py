@@ -2,11 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
-from harness import Served, serve
+from harness import CARRIER, Served, serve
 from stream_grammar import ask_for_frames, watch_streams
+from sublimate.client.injected import PATCHED as BASE
+from sublimate.client.injected import WRAPPERS
+from sublimate.client.injected import patch as patch_sdk
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,6 +19,11 @@ def watched() -> Iterator[None]:
         if os.environ.get("SUBLIMATE_TEST_WIRE") == "frames":
             ask_for_frames(patch)
         watch_streams(patch)
+        if CARRIER:
+            patch.setenv("SUBLIMATE_CARRIERS", CARRIER)
+            for name in WRAPPERS:
+                patch.setattr(f"{BASE}.{name}", getattr(import_module(BASE), name))
+            patch_sdk(import_module(BASE))
         yield
 
 

@@ -7,12 +7,14 @@ is_cut, wait_until
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -21,6 +23,8 @@ import uvloop
 
 from sublimate import _core
 from sublimate.api.routes import ROUTES
+from sublimate.cli.certificate import own_certificate
+from sublimate.client import http_client
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
 from sublimate.edge.limits import HttpLimits
@@ -31,6 +35,8 @@ from sublimate.supervisor.listen import bind_udp
 from tiny_model import STOP, ids, tiny_model
 
 WAIT_SECONDS = 10.0
+CARRIER = os.environ.get("SUBLIMATE_TEST_CLIENT", "")
+"""What carries the requests of the tests' clients, SDKs among them; empty: the HTTP library."""
 CONTEXT_TOKENS = 8192
 PAGES = 4096
 
@@ -100,6 +106,15 @@ def body(content: Any = "say hello", **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not ...}
 
 
+def client_of(url: str) -> httpx.Client:
+    """Of the library, or ours over one carrier."""
+    if not CARRIER:
+        return httpx.Client(base_url=url, timeout=WAIT_SECONDS)
+    made = http_client(carriers=(CARRIER,), library="httpx", base_url=url, timeout=WAIT_SECONDS)
+    made.follow_redirects = False
+    return made
+
+
 @contextlib.contextmanager
 def serve(
     *,
@@ -121,10 +136,10 @@ def serve(
 ) -> Iterator[Served]:
     """A server for the time of a with block. constrains: answers are held to their schemas; else
     the script may say anything."""
+    settings, grpc, http3 = _carried(settings, grpc, http3)
     model = model or tiny_model()
     if not constrains:
-        model.grammars.constraint = lambda wanted: None
-        model.grammars.is_ready = lambda wanted: True
+        model.grammars.constraint, model.grammars.is_ready = lambda _: None, lambda _: True
     engine = _core.LoopEngine.with_script(
         [*extra_script, *script(ANSWERS if answers is None else answers)],
         vocabulary=len(model.tokenizer),
@@ -146,7 +161,7 @@ def serve(
     edge = threading.Thread(target=_run_loop, args=(loop,), name="edge")
     edge.start()
     starting = create_server(
-        settings or EdgeSettings(data_dir=tempfile.mkdtemp(prefix="sublimate-test-")),
+        settings,
         model,
         routes,
         sock,
@@ -159,7 +174,7 @@ def serve(
     )
     server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
     url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=WAIT_SECONDS) as client:
+    with client_of(url) as client:
         served = Served(url, port, server, loop, engine, region, engine_info, client)
         try:
             yield served
@@ -171,6 +186,21 @@ def serve(
             engine.stop()
             running.join()
             sock.close()
+
+
+def _carried(
+    settings: EdgeSettings | None, grpc: bool, http3: bool
+) -> tuple[EdgeSettings, bool, bool]:
+    """What a server needs besides for the tests' carrier."""
+    folder = Path(tempfile.mkdtemp(prefix="sublimate-test-"))
+    settings = settings or EdgeSettings(data_dir=str(folder))
+    if CARRIER in ("h3", "grpc-h3") and not settings.tls_certificate:
+        made = own_certificate(folder)
+        settings = msgspec.structs.replace(
+            settings, tls_certificate=str(made[0]), tls_key=str(made[1])
+        )
+        http3 = True
+    return settings, grpc or CARRIER == "grpc-h2", http3
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

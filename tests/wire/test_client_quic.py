@@ -284,6 +284,6 @@ async def test_nothing_is_left_after_close(server: Peer) -> None:
             await whole(kept)
     await asyncio.sleep(0.01)
     gc.collect()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not net._sessions

@@ -13,6 +13,7 @@ defines: http_client, async_http_client
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
@@ -35,11 +36,11 @@ def http_client(
 ) -> httpx.Client:
     """A client to hand to `anthropic.Anthropic(http_client=...)`; has `report()` besides.
 
-    carriers: those that may be used, best first, of grpc-h3, h3, grpc-h2, frames and http/1.1; then
+    carriers: those that may be used, best first, of h3, grpc-h3, grpc-h2, frames and http/1.1; then
     servers are asked at once what they are. Empty: all, and a server is asked once it has answered
     as one of ours; the first request goes as the HTTP library sends it. verify: as the library
-    takes it. library: httpx or httpx2; empty: that of the installed anthropic. options: others of
-    the library's Client. Raises ConfigError.
+    takes it, or the path of a file with certificates (PEM). library: httpx or httpx2; empty: that
+    of the installed anthropic. options: others of the library's Client. Raises ConfigError.
     """
     return _make("Client", carriers, verify, library, options)
 
@@ -63,6 +64,8 @@ def _make(
     cert = options.pop("cert", None)
     if cert is not None:
         carriers = carriers or OVER_HTTP1  # a client's certificate is shown by the library alone
+    if isinstance(verify, str):
+        verify = ssl.create_default_context(cafile=verify)
     core = Core(library, carriers, verify, os.environ)
     limits = options.pop("limits", None) or library.Limits(
         max_connections=CONNECTIONS_MAX, max_keepalive_connections=IDLE_CONNECTIONS_MAX

@@ -65,7 +65,7 @@ class _Asked(msgspec.Struct):
 def kind_of(method: str, path: str, body: bytes) -> Kind:
     """path: without the query."""
     path = path.rstrip("/")
-    if method != "POST":
+    if method != "POST" or not body:
         return "other"
     if path == COUNT:
         return "count"

@@ -43,6 +43,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 PORTS = {"http": 80, "https": 443}
 DISCOVERY_SECONDS = 5.0
 OK = 200
+JSON_TYPES = ("application/json", "application/json;charset=utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Core:
             chosen = plan(origin, "other", self.allowed)
             return Way(origin, chosen.without(OVER_GRPC, "body is a stream"), None)
         kind = kind_of(request.method, request.url.path, body)
-        if FRAMES_TYPE in request.headers.get("accept", ""):
-            kind = "other"  # the caller reads frames
+        if FRAMES_TYPE in request.headers.get("accept", "") or not _is_plain(request.headers):
+            kind = "other"  # the caller reads frames, or the server has to look at how it is coded
         chosen = plan(origin, kind, self.allowed)
         now = time.monotonic()
         if origin.udp.probe_is_due(now) or origin.http2.probe_is_due(now):
@@ -122,7 +123,7 @@ class Core:
             self._discover_and_warm(origin)
         if origin.is_sublimate and request.method == "POST" and kind in ("stream", "message"):
             request.headers.setdefault(IDEMPOTENCY_KEY, f"sublimate-{uuid.uuid4()}")
-        is_replayable = request.method in ("GET", "HEAD") or IDEMPOTENCY_KEY in request.headers
+        is_reading = request.method in ("GET", "HEAD") or kind == "count"
         timeout = request.extensions.get("timeout", {})
         call = Call(
             kind=kind,
@@ -136,7 +137,7 @@ class Core:
                 if name not in HOP_BY_HOP
             ],
             body=body,
-            is_replayable=is_replayable,
+            is_replayable=is_reading or IDEMPOTENCY_KEY in request.headers,
             connect_seconds=timeout.get("connect"),
             read_seconds=timeout.get("read"),
         )
@@ -235,6 +236,12 @@ class Core:
         return Trust(pin_sha256=pin, authorities=authorities(self.verify), verify=bool(self.verify))
 
 
+def _is_plain(headers: Any) -> bool:
+    """The body is JSON in UTF-8, and not compressed."""
+    kind = headers.get("content-type", "").lower().replace(" ", "")
+    return kind in JSON_TYPES and "content-encoding" not in headers
+
+
 def _fields(raw: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
 
@@ -244,7 +251,4 @@ def authorities(verify: Any) -> bytes:
     if isinstance(verify, ssl.SSLContext):
         found = verify.get_ca_certs(binary_form=True)
         return "".join(ssl.DER_cert_to_PEM_cert(der) for der in found).encode()
-    if isinstance(verify, str):
-        with open(verify, "rb") as file:
-            return file.read()
     return b""

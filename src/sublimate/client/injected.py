@@ -16,6 +16,7 @@ from .core import Core
 from .report import say
 from .transport import make_async_transport, make_transport
 
+PATCHED = "anthropic._base_client"
 WRAPPERS = {"SyncHttpxClientWrapper": False, "AsyncHttpxClientWrapper": True}
 """Names of anthropic._base_client, the same since its release 0.3; is it the async one?"""
 
