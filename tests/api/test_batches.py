@@ -187,6 +187,62 @@ def test_a_key_with_one_place_runs_its_batch_without_a_pause(tmp_path: Path) -> 
         assert served.server.metrics.responses["429"] == 0, "none was begun without a place"
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_live_requests_are_refused_by_live_ones_alone(tmp_path: Path, concurrency: int) -> None:
+    path = tmp_path / "keys.toml"
+    headers = {"x-api-key": add_key(path, "alice", KeyLimits(concurrency=concurrency))}
+    settings = EdgeSettings(data_dir=str(tmp_path), keys_file=str(path), batch_concurrency=8)
+    with serve(settings=settings, step_delay_us=1000) as served:
+        sent = requests(*["count"] * 8, max_tokens=150)
+        made = served.client.post(PATH, json=sent, headers=headers).json()["id"]
+        spare = max(1, concurrency - 1)
+        wait_until(lambda: served.region.stats()["running"] == spare)
+        asked = body("count", max_tokens=400, stream=True)
+        with contextlib.ExitStack() as open_streams:
+            for _ in range(concurrency):
+                reply = open_streams.enter_context(
+                    served.client.stream("POST", "/v1/messages", json=asked, headers=headers)
+                )
+                assert reply.status_code == 200
+            refused = served.client.post("/v1/messages", json=asked, headers=headers)
+            check_error(refused, 429, f"This key's limit of {concurrency} requests")
+            wait_until(lambda: served.region.stats()["running"] == concurrency)
+        counts = ended(served, made, headers["x-api-key"])["request_counts"]
+        assert counts["succeeded"] == 8, "what gave way ran again"
+
+
+def test_log_lines_of_a_batch_name_it(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="sublimate.request"):
+        made = served.client.post(PATH, json=requests("say hello")).json()["id"]
+        ended(served, made)
+        served.message()
+
+        def answers() -> list[dict[str, Any]]:
+            found = [getattr(record, "fields", {}) for record in caplog.records]
+            return [fields for fields in found if "output_tokens" in fields]
+
+        wait_until(lambda: len(answers()) == 2)
+    assert [fields.get("batch") for fields in answers()] == [made, None]
+
+
+def test_nobody_else_reads_the_folders(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("batches", "files")]
+    for folder in folders:  # as earlier versions left them
+        folder.mkdir(mode=0o755)
+        database = folder / f"{folder.name}.sqlite"
+        database.touch(mode=0o644)
+        database.chmod(0o644)
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as served:
+        made = served.client.post(PATH, json=requests("say hello")).json()["id"]
+        ended(served, made)
+        served.client.get("/v1/files")
+        for folder in folders:
+            assert folder.stat().st_mode & 0o777 == 0o700
+            databases = list(folder.glob("*.sqlite*"))
+            assert {path.stat().st_mode & 0o777 for path in databases} == {0o600}
+            assert len(databases) > 1, "the log of the database lies beside it"
+
+
 def test_a_limit_of_requests_a_minute_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, "alice", KeyLimits(requests_per_minute=40))

@@ -4,11 +4,13 @@ import logging
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from grammar import check_stream
 from harness import Served, body, http_post, read_reply, serve, wait_until
+from sublimate.edge.generate import prepare
 from sublimate.edge.limits import HttpLimits
 
 QUICK_PINGS = HttpLimits(ping_seconds=0.2)
@@ -154,6 +156,36 @@ def test_pings_in_the_queue_come_before_message_start() -> None:
         folded = check_stream(reply.body)
         assert folded.pings >= 1 and folded.text == "Hello there!"
         assert reply.body.startswith(b'event: ping\ndata: {"type": "ping"}\n\n')
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_client_that_goes_while_it_is_prepared_leaves_a_trace(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, prepared = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        go_on.wait(5)
+        try:
+            return prepare(*arguments, **named)
+        finally:
+            prepared.set()
+
+    monkeypatch.setattr("sublimate.edge.generate.prepare", slowly)
+    with serve(context_tokens=32_768) as served, caplog.at_level("INFO", "sublimate.request"):
+        with served.connect() as sock:
+            sock.sendall(http_post(body("x" * 20_000), path))
+            wait_until(lambda: served.call(lambda: len(served.server._tasks)) == 1)
+        metrics = served.server.metrics
+        wait_until(lambda: metrics.responses["0"] == 1)
+        assert metrics.ends["client_gone"] == (1 if path == "/v1/messages" else 0)
+        go_on.set()
+        assert prepared.wait(5)
+        wait_until(lambda: not served.call(lambda: len(served.server._tasks)))
+        assert sum(metrics.responses.values()) == 1, "and only once"
+        (line,) = [getattr(record, "fields", {}) for record in caplog.records]
+        assert line["end"] == "client_gone" and line["status"] == 0
+        assert served.idle()
 
 
 def test_the_promise_of_pings() -> None:

@@ -167,3 +167,38 @@ def test_a_bucket_is_never_above_its_capacity_and_says_when_to_come_back(
         wait = bucket.seconds_until(1, now)
         assert bucket.level(now + wait) >= min(1, capacity) - 1e-6
         now += wait
+
+
+def test_what_gives_way_leaves_a_place_and_ends_for_others() -> None:
+    quota = Quota(KeyLimits(concurrency=3, requests_per_minute=60), Clock())
+    ended: list[str] = []
+    assert quota.spare_places() == 2
+    quota.admit(1, lambda: ended.append("first"))
+    second = quota.admit(1, lambda: ended.append("second"))
+    assert quota.spare_places() == 0 and quota.places() == 1
+    quota.admit(1)
+    assert not ended, "there was a place"
+    quota.admit(1)
+    assert ended == ["second"] and quota.places() == 0
+    second.settle(0, 5)
+    assert quota.places() == 0, "its lease has ended"
+    with pytest.raises(ApiError, match="too_many_at_once"):
+        quota.admit(1, lambda: ended.append("third"))
+    live = quota.admit(1)
+    assert ended == ["second", "first"]
+    with pytest.raises(ApiError, match="too_many_at_once"):
+        quota.admit(1)
+    assert quota.headers()[1][1] == "57", "what gave way was not charged"
+    live.settle(0, 0)
+    assert quota.places() == 1
+
+
+def test_a_request_that_is_refused_anyway_ends_no_other() -> None:
+    quota = Quota(KeyLimits(concurrency=1, requests_per_minute=1), Clock())
+    assert quota.spare_places() == 1, "of one place none can be left"
+    ended: list[int] = []
+    quota.admit(1, lambda: ended.append(1)).cancel()
+    quota.admit(1, lambda: ended.append(2))
+    with pytest.raises(ApiError, match="rate_limited"):
+        quota.admit(1)
+    assert not ended

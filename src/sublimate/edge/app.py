@@ -51,6 +51,7 @@ DEBUG_PATHS = "/v1/debug/"
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
 GRPC = "application/grpc"
 SIGNATURE_KEY_BYTES = 32
+CLIENT_GONE = "client_gone"
 FOREVER_REASONS = ("hardware_not_supported", "load_failed")
 
 
@@ -234,7 +235,7 @@ class EdgeServer:
         if exchange.wire.has_trailers and exchange.request.field(b"content-type").startswith(GRPC):
             return self._refuse_call(exchange)
         exchange.standing_headers += [*self._standing, *exchange.wire.standing]
-        exchange.on_gone = lambda: self._tell(exchange, end="client_gone")
+        exchange.on_gone = lambda: self._gone(exchange)
         try:
             self.access.check(exchange)
             if exchange.request.method != "OPTIONS":
@@ -307,19 +308,26 @@ class EdgeServer:
         LOG.error("%s: a handler failed", exchange.request_id, exc_info=error)
         exchange.fail(ApiError("internal"))
 
-    def _note(self, exchange: Exchange, answer: Answer | None = None) -> None:
-        """One line in the log and one in the counters per answer."""
-        if exchange.is_carrier:
+    def _gone(self, exchange: Exchange) -> None:
+        """Its client went before there was an answer, or anything to cancel."""
+        if exchange.timing is not None:
+            self.metrics.count_end(CLIENT_GONE)
+        self._note(exchange, end=CLIENT_GONE)
+        exchange.was_noted = True  # its handler may still go on to an answer that nobody reads
+
+    def _note(self, exchange: Exchange, answer: Answer | None = None, end: str = "") -> None:
+        """One line in the log and one in the counters per answer, or request without one."""
+        if exchange.is_carrier or exchange.was_noted:
             return
         self.metrics.responses[str(exchange.status)] += 1
-        self._tell(exchange, answer)
+        self._tell(exchange, answer, end)
         if exchange.stream_type:
             self.metrics.streams[exchange.stream_type.partition(";")[0]] += 1
         self.metrics.protocols[exchange.wire.protocol or "batch"] += 1
         if self.telemetry is not None and exchange.request.path not in QUIET_PATHS:
             self.telemetry.note(exchange, answer)
         level = logging.DEBUG if exchange.request.path in QUIET_PATHS else logging.INFO
-        log_exchange(level, exchange, answer)
+        log_exchange(level, exchange, answer, end)
 
     def _tell(self, exchange: Exchange, answer: Answer | None = None, end: str = "") -> None:
         path = exchange.request.path
@@ -361,7 +369,7 @@ class EdgeServer:
         if quota is None:
             return
         try:
-            exchange.lease = quota.admit(prompt_tokens)
+            exchange.lease = quota.admit(prompt_tokens, exchange.give_way)
         finally:
             exchange.standing_headers += quota.headers()
 

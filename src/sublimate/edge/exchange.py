@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from .coding import accepts_gzip, compress, pays
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
-from .quota import NOBODY, Lease
+from .quota import NOBODY, GiveWay, Lease
 from .wire import Header, Wire
 
 if TYPE_CHECKING:
@@ -89,9 +89,11 @@ class Exchange:
 
     __slots__ = (
         "answered",
+        "batch",
         "chunked",
         "error_code",
         "error_shape",
+        "give_way",
         "handler",
         "is_carrier",
         "lease",
@@ -108,6 +110,7 @@ class Exchange:
         "streaming",
         "streams",
         "timing",
+        "was_noted",
         "was_slow",
         "wire",
     )
@@ -131,6 +134,10 @@ class Exchange:
         """Of the surface whose path this is; of the answer, once that streams."""
         self.owner = NOBODY
         """Whose API key was accepted."""
+        self.batch = ""
+        """Id of the batch that it is one request of."""
+        self.give_way: GiveWay | None = None
+        """Ends it for a request of its owner that would find no place otherwise; None: it stays."""
         self.lease: Lease | None = None
         """What the owner's limits were charged for it."""
         self.is_carrier = False
@@ -145,6 +152,8 @@ class Exchange:
         """Content type of its answer, if that was a stream."""
         self.streaming = False
         self.answered = False
+        self.was_noted = False
+        """In log and counters, though it was never answered."""
         self.was_slow = False
         self.timing: Timing | None = None
         """Of an answer that the engine makes, from when its body was there."""

@@ -435,7 +435,9 @@ class HttpConnection(asyncio.Protocol):
         """Write at once what the kernel takes, past a transport that holds nothing; the transport
         gets the rest. True: there is no rest."""
         transport = self.transport
-        if self.descriptor >= 0 and not transport.is_closing() and not self._unsent_bytes():
+        if transport.is_closing():
+            return False  # nobody reads it, and one that is closed takes nothing
+        if self.descriptor >= 0 and not self._unsent_bytes():
             # An error is the transport's to report.
             with contextlib.suppress(OSError):
                 data = data[os.write(self.descriptor, data) :]

@@ -82,8 +82,8 @@ def log_body(exchange: Exchange) -> None:
     REQUESTS.info("body", extra={"fields": fields})
 
 
-def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
-    """One line per answer."""
+def log_exchange(level: int, exchange: Exchange, answer: Answer | None, end: str = "") -> None:
+    """One line per answer. `end`: of a request that has none."""
     if not REQUESTS.isEnabledFor(level):
         return
     elapsed = time.monotonic() - exchange.started_seconds
@@ -95,6 +95,10 @@ def log_exchange(level: int, exchange: Exchange, answer: Answer | None) -> None:
     }
     if exchange.owner.name:
         fields["key"] = exchange.owner.name
+    if end:
+        fields["end"] = end
+    if exchange.batch:
+        fields["batch"] = exchange.batch
     if answer is not None:
         fields["prompt_tokens"] = answer.prompt_tokens
         fields["cached_tokens"] = answer.cached_tokens

@@ -21,6 +21,7 @@ from .errors import ApiError
 
 SECONDS_PER_MINUTE = 60
 BUSY_RETRY_SECONDS = 1
+GiveWay = Callable[[], None]
 KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
 """Of the headers anthropic-ratelimit-<kind>-..., in their order."""
 FIELDS = ("limit", "remaining", "reset")
@@ -59,21 +60,23 @@ class Bucket:
 class Lease:
     """What one request has been charged. It ends once, by `settle` or `cancel`."""
 
-    def __init__(self, quota: Quota, prompt_tokens: int) -> None:
+    def __init__(self, quota: Quota, prompt_tokens: int, give_way: GiveWay | None = None) -> None:
         self._quota: Quota | None = quota
         self._prompt_tokens = prompt_tokens
+        self.give_way = give_way
+        """Ends the request for one that must not wait for it."""
 
     def settle(self, cached_tokens: int, output_tokens: int) -> None:
         """The request was computed."""
         quota, self._quota = self._quota, None
         if quota is not None:
-            quota.release(0, -cached_tokens, output_tokens)
+            quota.release(self, 0, -cached_tokens, output_tokens)
 
     def cancel(self) -> None:
         """Nothing of the request was computed: all is given back."""
         quota, self._quota = self._quota, None
         if quota is not None:
-            quota.release(-1, -self._prompt_tokens, 0)
+            quota.release(self, -1, -self._prompt_tokens, 0)
 
 
 class Quota:
@@ -86,6 +89,8 @@ class Quota:
         self._buckets: dict[str, Bucket] = {}
         self._concurrency = 0
         self._running = 0
+        self._yielding: list[Lease] = []
+        """Of those that run, the ones that give way; the last began last."""
         self.set_limits(limits)
 
     def set_limits(self, limits: KeyLimits) -> None:
@@ -107,11 +112,18 @@ class Quota:
         """Requests that may begin beside those that run; None: any number."""
         return max(0, self._concurrency - self._running) if self._concurrency else None
 
-    def admit(self, prompt_tokens: int) -> Lease:
+    def spare_places(self) -> int | None:
+        """The same for a request that gives way: it leaves one to the others if there are more."""
+        places = self.places()
+        return places if places is None or self._concurrency == 1 else max(0, places - 1)
+
+    def admit(self, prompt_tokens: int, give_way: GiveWay | None = None) -> Lease:
         """Charge a request, or raise ApiError (429): of the limits that are reached, the one to
-        wait for the longest."""
+        wait for the longest. One with `give_way` holds its place until a request without needs it:
+        then it is called, and all that the request was charged is given back."""
         waits: list[tuple[int, ApiError]] = []
-        if self.places() == 0:
+        can_make_place = bool(self._yielding) and give_way is None
+        if self.places() == 0 and not can_make_place:
             error = ApiError("too_many_at_once", maximum=self._concurrency)
             waits.append((BUSY_RETRY_SECONDS, error))
         now = self._clock()
@@ -131,13 +143,27 @@ class Quota:
         if waits:
             seconds, error = max(waits, key=lambda wait: wait[0])
             raise error.after(seconds)
+        if self.places() == 0:
+            self._make_place()
         self._charge(1, prompt_tokens, 0, now)
         self._running += 1
-        return Lease(self, prompt_tokens)
+        lease = Lease(self, prompt_tokens, give_way)
+        if give_way is not None:
+            self._yielding.append(lease)
+        return lease
 
-    def release(self, requests: int, input_tokens: int, output_tokens: int) -> None:
+    def _make_place(self) -> None:
+        lease = self._yielding[-1]  # it has the least to lose
+        give_way = lease.give_way
+        lease.cancel()
+        if give_way is not None:
+            give_way()
+
+    def release(self, lease: Lease, requests: int, input_tokens: int, output_tokens: int) -> None:
         """From a lease: the last charge, which may be negative."""
         self._running -= 1
+        if lease in self._yielding:
+            self._yielding.remove(lease)
         self._charge(requests, input_tokens, output_tokens, self._clock())
 
     def _charge(self, requests: int, input_tokens: int, output_tokens: int, now: float) -> None:

@@ -3,7 +3,9 @@
 A request begins only while nothing waits for the engine: alone some at once, beside live requests
 one. It is an ordinary request of its owner, under the owner's limits; what the server could not do
 at the moment (429, 503, 529, an engine that was lost) is tried again. What an owner has no place
-for waits until one is free. A request whose key was removed ends with an error.
+for waits until one is free, and one more where he has several: what is live takes that one, then
+the places of his batches, whose requests end for it and run again later. A request whose key was
+removed ends with an error.
 
 defines: Batches, resume
 """
@@ -46,6 +48,8 @@ LOOK_SECONDS = 0.05
 EXPIRE_SECONDS = 60.0
 RESUME_SECONDS = 60.0
 """Between two tries to have the folder."""
+GIVEN_WAY_SECONDS = 2.0
+"""Until an owner's next request may begin when one had to end: those who wait came in a crowd."""
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 60.0
 """However long a limit says: it may be another one soon."""
@@ -197,9 +201,10 @@ class Batches:
         return list(self._held)
 
     def _has_place(self, key: bytes) -> bool:
-        """A request of this owner would not meet the limit of requests at once."""
+        """A request of this owner would not meet the limit of requests at once, nor would a live
+        one because of it."""
         owner = self._server.access.owner_by_key(key)
-        places = owner.quota.places() if owner and owner.quota else None
+        places = owner.quota.spare_places() if owner and owner.quota else None
         if places is None:
             return True
         begun = (exchange for exchange in self._running.values() if exchange.owner.key == key)
@@ -227,9 +232,21 @@ class Batches:
         exchange = InnerExchange(
             PATH, job.params, owner, lambda body, error: self._ended(job, body, error)
         )
+        exchange.batch = job.batch
+        exchange.give_way = lambda: self._give_way(job)
         exchange.handler = create_message
         self._running[job.key] = exchange
         self._server.handle(exchange)
+
+    def _give_way(self, job: Job) -> None:
+        """It runs again later, from its beginning."""
+        exchange = self._running.pop(job.key, None)
+        if exchange is None:
+            return
+        exchange.cancel()
+        self._held[job.owner] = time.monotonic() + GIVEN_WAY_SECONDS
+        self._taken.discard(job.key)
+        self.wake()
 
     def _ended(self, job: Job, body: bytes, error: ApiError | None) -> None:
         exchange = self._running.pop(job.key, None)

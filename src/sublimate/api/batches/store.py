@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..folder import PRIVATE_FOLDER, keep_private
+
 State = Literal["waiting", "succeeded", "errored", "canceled", "expired"]
 WAITING: State = "waiting"
 EXPIRY_SECONDS = 24 * 3600
@@ -80,10 +82,11 @@ Result = tuple[int, str, str, bytes | None]
 
 
 class BatchStore:
-    """All methods on one thread. Raises sqlite3.Error if the disk does."""
+    """All methods on one thread. Raises sqlite3.Error and OSError if the disk does."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        keep_private(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ...edge.errors import ApiError
-from ..folder import lock_folder
+from ..folder import PRIVATE_FOLDER, keep_private, lock_folder
 
 FILES_PER_OWNER_MAX = 10_000
 CONTENT = "content"
@@ -87,7 +87,8 @@ class FileStore:
         self._lock = lock_folder(folder)
         try:
             self._content = folder / CONTENT
-            self._content.mkdir(mode=0o700, exist_ok=True)
+            self._content.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+            keep_private(folder / DATABASE)
             self._db = sqlite3.connect(
                 folder / DATABASE, isolation_level=None, check_same_thread=False
             )
