@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 import pytest
 
 from harness import Served, serve, wait_until
+from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
 from sublimate.v1 import frames_pb2
 from sublimate.v1.messages_pb2 import CreateMessageRequest
@@ -119,6 +121,26 @@ def test_connectrpc(connect: Any) -> None:
     errors = pytest.importorskip("connectrpc.errors")
     with pytest.raises(errors.ConnectError, match="model: field required"):
         connect.execute_unary(request=CreateMessageRequest(), method=create)
+
+
+# ---- certificate ---------------------------------------------------------------------------------
+def test_a_renewed_certificate_is_that_of_the_next_connection(tmp_path: Path) -> None:
+    certificate, key = own_certificate(tmp_path / "tls")
+    settings = EdgeSettings(
+        tls_certificate=str(certificate), tls_key=str(key), data_dir=str(tmp_path / "data")
+    )
+    with serve(settings=settings, grpc=True, http3=True) as served:
+        address = ("127.0.0.1", served.server.ports["grpc"])
+        first = ssl.get_server_certificate(address)
+        assert first.strip() == certificate.read_text().strip()
+        for path, renewed in zip((certificate, key), own_certificate(tmp_path / "b"), strict=True):
+            path.write_bytes(renewed.read_bytes())
+        assert ssl.get_server_certificate(address) == first, "not before it is told"
+        served.call(served.server.reload)
+        assert ssl.get_server_certificate(address).strip() == certificate.read_text().strip()
+        certificate.write_text("nonsense")
+        served.call(served.server.reload)
+        assert ssl.get_server_certificate(address) != first, "what was known holds"
 
 
 # ---- grpcio, as coroutines -----------------------------------------------------------------------
