@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from harness import Served, serve, wait_until
+from sublimate.api.messages.fingerprints import Fingerprints
 from sublimate.api.openai.response_store import OVERHEAD_BYTES, ResponseStore
 from sublimate.config import EdgeSettings
 from sublimate.edge.errors import ApiError
@@ -257,6 +258,29 @@ def test_the_store_is_bounded() -> None:
     store.forget(b"", "resp_3")
     store.forget(b"", "resp_2")
     assert store.bytes == 0
+
+
+@pytest.mark.parametrize(("kept_max", "most_bytes"), [(8, 100), (99, 8)])
+def test_no_tenant_loses_a_response_for_one_who_keeps_more(kept_max: int, most_bytes: int) -> None:
+    turns = [said("user", "a" * 1000)]
+    store = ResponseStore(kept_max=kept_max, bytes_max=most_bytes * (2 * OVERHEAD_BYTES + 1000))
+    for number in range(3):
+        store.keep(b"small", f"resp_{number}", b"", turns)
+    for number in range(50):
+        store.keep(b"large", f"resp_{number}", b"", turns)
+    assert all(store.find(b"small", f"resp_{number}") for number in range(3))
+    assert len(store) == 8 and store.find(b"large", "resp_45")
+    with pytest.raises(ApiError):
+        store.find(b"large", "resp_44")
+    store.keep(b"large", "resp_49", b"", turns)
+    assert len(store) == 8, "one that is kept again is there once"
+    for number in range(3, 50):
+        store.keep(b"small", f"resp_{number}", b"", turns)
+    assert store.find(b"large", "resp_49"), "now the other one keeps as much"
+
+
+def test_worker_threads_find_parts_that_were_made_at_the_start(server: Served) -> None:
+    assert {ResponseStore, Fingerprints} <= server.server._parts.keys()
 
 
 # ---- errors --------------------------------------------------------------------------------------

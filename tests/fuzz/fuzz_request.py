@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
 
 import msgspec  # noqa: E402
 
+from sublimate.api.messages.fingerprints import Fingerprints  # noqa: E402
 from sublimate.api.messages.read import read_message  # noqa: E402
 from sublimate.api.routes import ROUTES  # noqa: E402
 from sublimate.config import EdgeSettings  # noqa: E402
@@ -122,7 +123,9 @@ class Server:
         return check_sampling(fields, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
 
     def part(self, kind: type[object]) -> object:
-        """Nothing is kept here."""
+        """No files are kept here."""
+        if kind is Fingerprints:
+            return Fingerprints()
         raise ApiError("data_in_use")
 
 

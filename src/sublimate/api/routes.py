@@ -16,11 +16,13 @@ from .batches.runner import resume
 from .files import handlers as files
 from .files import upload
 from .messages import handlers as messages
+from .messages.fingerprints import Fingerprints
 from .ollama import handlers as ollama
 from .ollama import models as ollama_models
 from .ollama.errors import OLLAMA_ERRORS
 from .openai import handlers as openai
 from .openai.errors import OPENAI_ERRORS, SHARED_ERRORS
+from .openai.response_store import ResponseStore
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -82,7 +84,9 @@ SHAPES = {
 
 
 def begin(server: EdgeServer) -> None:
-    """Go on with what an earlier process kept."""
+    """Make what worker threads will ask for, and go on with what an earlier process kept."""
+    for kind in (ResponseStore, Fingerprints):
+        server.part(kind)
     upload.begin(server)
     resume(server)
 

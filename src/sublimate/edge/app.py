@@ -345,7 +345,8 @@ class EdgeServer:
         )
 
     def part(self, kind: type[SomePart]) -> SomePart:
-        """The one of its kind, made when it is first asked for."""
+        """The one of its kind, made when it is first asked for: at the start, if worker threads
+        ask for it."""
         part = self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = kind(self)

@@ -1,25 +1,24 @@
 """What the prompts of recent messages were, as digests: enough to say where a later one diverged.
 
-defines: Fingerprint, fingerprint, Fingerprints, fingerprints_of
+defines: Fingerprint, fingerprint, Fingerprints
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from ...edge.generation import Generation
+from ..tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
 MESSAGES_MAX = 4096
-"""Remembered; the least recent goes first. Some 500 bytes each."""
+"""Remembered. Some 500 bytes each."""
 
 MissReason = Literal[
     "",
@@ -68,27 +67,29 @@ def _digest(value: Any) -> bytes:
 
 
 class Fingerprints:
-    """By owner and message id. On any thread: a lost race forgets one entry."""
+    """Part of one server: by owner and message id. May be used from several threads."""
 
-    def __init__(self, messages_max: int = MESSAGES_MAX) -> None:
-        if messages_max < 1:
-            raise ValueError("there is nothing to remember with")
-        self._messages_max = messages_max
-        self._known: OrderedDict[tuple[bytes, str], Fingerprint] = OrderedDict()
+    def __init__(self, server: EdgeServer | None = None, messages_max: int = MESSAGES_MAX) -> None:
+        del server  # nothing of it is needed
+        self._known = TenantMemory[Fingerprint](messages_max, messages_max)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def remember(self, owner: bytes, message_id: str, entry: Fingerprint) -> None:
-        self._known[owner, message_id] = entry
-        while len(self._known) > self._messages_max:
-            self._known.popitem(last=False)
+        self._known.keep(owner, message_id, entry)
+
+    def drain(self) -> None:
+        """It begins nothing."""
+
+    def close(self) -> None:
+        """It goes with the server."""
 
     def compare(
         self, owner: bytes, message_id: str, generation: Generation
     ) -> tuple[MissReason, int]:
         """(what of this prompt is not as it was, if anything; tokens of the prompt then)."""
-        before = self._known.get((owner, message_id))
+        before = self._known.find(owner, message_id)
         if before is None:
             return "previous_message_not_found", 0
         if before.model != generation.model_name:
@@ -101,11 +102,3 @@ class Fingerprints:
         if before.messages != _digest(blocks[: before.blocks]):
             return "messages_changed", before.tokens
         return "", before.tokens
-
-
-_FINGERPRINTS: WeakKeyDictionary[EdgeServer, Fingerprints] = WeakKeyDictionary()
-
-
-def fingerprints_of(server: EdgeServer) -> Fingerprints:
-    """Those of a server's messages."""
-    return _FINGERPRINTS.setdefault(server, Fingerprints())

@@ -15,7 +15,7 @@ from ...edge.exchange import Exchange
 from ...edge.generate import generate, prepared
 from ...edge.generation import Prompt, Surface
 from .answers import CollectedMessage, StreamedMessage
-from .fingerprints import fingerprints_of
+from .fingerprints import Fingerprints
 from .framed import FramedMessage
 from .read import MessagesGeneration, read_count, read_message
 
@@ -31,7 +31,7 @@ def _begun(server: EdgeServer, answer: Answer) -> None:
         entry = msgspec.structs.replace(generation.fingerprint, tokens=answer.prompt_tokens)
         if generation.miss_reason:
             server.metrics.divergences[generation.miss_reason] += 1
-        known = fingerprints_of(server)
+        known = server.part(Fingerprints)
         known.remember(answer.exchange.tenant_key, answer.message_id, entry)
 
 

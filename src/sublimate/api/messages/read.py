@@ -21,7 +21,7 @@ from ...model.turns import Turn, is_continued
 from ..conversation import EFFORTS, within_answer
 from ..files.handlers import FileTexts
 from .edits import AppliedEdit, apply_edits
-from .fingerprints import Fingerprint, MissReason, fingerprint, fingerprints_of
+from .fingerprints import Fingerprint, Fingerprints, MissReason, fingerprint
 from .normalise import Policy, normalise
 from .schema import MessagesRequest, ThinkingParam, check_offered, decode_request
 from .tools import read_tools
@@ -66,7 +66,7 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
         # Here and not when the answer begins: long bodies are read on worker threads.
         changes["fingerprint"] = fingerprint(generation)
     if previous := generation.previous_message_id:
-        found = fingerprints_of(server).compare(owner, previous, generation)
+        found = server.part(Fingerprints).compare(owner, previous, generation)
         changes["miss_reason"], changes["previous_tokens"] = found
     return msgspec.structs.replace(generation, **changes)
 

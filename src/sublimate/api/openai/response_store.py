@@ -1,21 +1,19 @@
 """Responses that were made, for who goes on from one: in memory, bounded, gone with the process.
 
-defines: Kept, ResponseStore, store_of
+defines: Kept, ResponseStore
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from ...edge.errors import ApiError
 from ...model.tool_formats import ToolCall, ToolResult
 from ...model.turns import Text, Thinking, Turn
+from ..tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -52,14 +50,20 @@ def _turn_bytes(turn: Turn) -> int:
 
 
 class ResponseStore:
-    """Of one server; each owner meets his own alone. May be used from several threads."""
+    """Part of one server; each owner meets his own alone. May be used from several threads."""
 
-    def __init__(self, kept_max: int = KEPT_MAX, bytes_max: int = BYTES_MAX) -> None:
-        self._kept_max, self._bytes_max = kept_max, bytes_max
-        self._kept: OrderedDict[tuple[bytes, str], Kept] = OrderedDict()
-        """Least recently used first."""
-        self._lock = threading.Lock()
-        self.bytes = 0
+    def __init__(
+        self, server: EdgeServer | None = None, kept_max: int = KEPT_MAX, bytes_max: int = BYTES_MAX
+    ) -> None:
+        del server  # nothing of it is needed
+        self._memory = TenantMemory[Kept](kept_max, bytes_max, lambda kept: kept.size_bytes)
+
+    @property
+    def bytes(self) -> int:
+        return self._memory.bytes
+
+    def __len__(self) -> int:
+        return len(self._memory)
 
     def keep(
         self,
@@ -69,39 +73,24 @@ class ResponseStore:
         turns: Sequence[Turn],
         inputs: Sequence[Turn] = (),
     ) -> None:
-        """The oldest go for it. One too large for the whole store is not kept."""
-        kept = Kept(body, tuple(turns), tuple(inputs))
-        if kept.size_bytes > self._bytes_max:
-            return
-        with self._lock:
-            self._kept[owner, identifier] = kept
-            self.bytes += kept.size_bytes
-            while self.bytes > self._bytes_max or len(self._kept) > self._kept_max:
-                self.bytes -= self._kept.popitem(last=False)[1].size_bytes
+        """Older ones go for it, of who keeps the most. One too large for the whole store is not
+        kept."""
+        self._memory.keep(owner, identifier, Kept(body, tuple(turns), tuple(inputs)))
 
     def find(self, owner: bytes, identifier: str) -> Kept:
         """Raises ApiError (404)."""
-        with self._lock:
-            kept = self._kept.get((owner, identifier))
-            if kept is None:
-                raise ApiError("response_not_found")
-            self._kept.move_to_end((owner, identifier))
-            return kept
+        kept = self._memory.find(owner, identifier)
+        if kept is None:
+            raise ApiError("response_not_found")
+        return kept
 
     def forget(self, owner: bytes, identifier: str) -> None:
         """Raises ApiError (404)."""
-        with self._lock:
-            kept = self._kept.pop((owner, identifier), None)
-            if kept is None:
-                raise ApiError("response_not_found")
-            self.bytes -= kept.size_bytes
+        if not self._memory.forget(owner, identifier):
+            raise ApiError("response_not_found")
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def drain(self) -> None:
+        """It begins nothing."""
 
-
-_STORES: WeakKeyDictionary[EdgeServer, ResponseStore] = WeakKeyDictionary()
-
-
-def store_of(server: EdgeServer) -> ResponseStore:
-    return _STORES.setdefault(server, ResponseStore())
+    def close(self) -> None:
+        """It goes with the server."""

@@ -34,7 +34,7 @@ from .request import (
     logprobs_of,
     read_choice,
 )
-from .response_store import ResponseStore, store_of
+from .response_store import ResponseStore
 from .scores import Vocabulary
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     sampling = checked_sampling(server, request, limit, logprobs=logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
     choice = read_choice(request.tool_choice, tools)
-    store = store_of(server)
+    store = server.part(ResponseStore)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
         before = store.find(exchange.tenant_key, request.previous_response_id).turns
