@@ -65,6 +65,10 @@ async def exchange(session: QuicSession, call: Call, used: Used, sent: Sent | No
     early = stream.was_early and session.early_data_accepted
     used = dataclasses.replace(used, early_data=early)
     if carrier == "grpc-h3":
+        if not dict(fields).get("content-type", "").startswith("application/grpc"):
+            session.cancel(stream.number)
+            text = "The server has no gRPC over HTTP/3."
+            raise CarrierError("ConnectError", text, unsent=True)
         return await _of_grpc(stream, call, fields, used)
     decoder, shown = decoder_of(call.kind == "stream", fields)
     return Answer(status, shown, stream.body, used, decoder)
