@@ -44,6 +44,8 @@ from .stream import StreamWire
 from .transport import Transport
 
 LOG = logging.getLogger("sublimate.edge")
+Flight = list[tuple[bytes, Any]]
+"""Datagrams with the addresses that they go to."""
 REQUEST_STREAM_MASK = 3
 """The low bits of a stream's number: 0 where a client began it and both write."""
 
@@ -86,7 +88,7 @@ class Listener(Protocol):
     loop: asyncio.AbstractEventLoop
     base_url: str
 
-    def send(self, data: bytes, address: Any) -> None: ...
+    def send_flight(self, flight: Flight) -> None: ...
 
     def know(self, label: bytes, connection: Http3Connection) -> None: ...
 
@@ -158,8 +160,8 @@ class Http3Connection:
         if self._is_over:
             return
         now = time.monotonic()
-        for data, address in self.transport.datagrams_to_send(now):
-            self._listener.send(data, address)
+        if flight := self.transport.datagrams_to_send(now):
+            self._listener.send_flight(flight)
         due = self.transport.get_timer()
         if due is not None:
             self._arm(due, now)

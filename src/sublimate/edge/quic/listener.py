@@ -9,9 +9,11 @@ defines: QuicListener
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
+import struct
 import time
 from typing import Any
 
@@ -28,11 +30,15 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from .. import limits
-from .connection import Http3Application, Http3Connection
+from .connection import Flight, Http3Application, Http3Connection
 from .tickets import Tickets
 from .transport import Transport, configuration_of
 
 DATAGRAM_BYTES_MAX = 65536
+SOL_UDP, UDP_SEGMENT = 17, 103
+"""Of linux/udp.h, which the socket module does not have."""
+SEGMENTS_MAX = 40
+CANNOT_SEGMENT = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
 LABEL_BYTES = 8
 """Of a connection id, ours and those that a retry invents."""
 
@@ -67,6 +73,8 @@ class QuicListener:
         self._half_open: set[Http3Connection] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._socket = sock
+        self._takes_segments = True
+        """Until the kernel or the network card says that it does not."""
         sock.setblocking(False)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, limits.QUIC_SOCKET_BUFFER_BYTES)
@@ -102,6 +110,37 @@ class QuicListener:
             except OSError:
                 return  # no more, or an ICMP message about a client that is gone
             self._take(data, address)
+
+    def send_flight(self, flight: Flight) -> None:
+        """Datagrams of one size, the last of them perhaps shorter, are one call of the kernel's."""
+        begin = 0
+        while begin < len(flight):
+            first, address = flight[begin]
+            end = begin + 1
+            while (
+                self._takes_segments
+                and end < len(flight)
+                and end - begin < SEGMENTS_MAX
+                and flight[end][1] == address
+                and len(flight[end - 1][0]) == len(first) >= len(flight[end][0])
+            ):
+                end += 1
+            if end - begin > 1:
+                self._send_segments([data for data, _ in flight[begin:end]], address)
+            else:
+                self.send(first, address)
+            begin = end
+
+    def _send_segments(self, segments: list[bytes], address: Any) -> None:
+        size = struct.pack("=H", len(segments[0]))
+        try:
+            self._socket.sendmsg(segments, [(SOL_UDP, UDP_SEGMENT, size)], 0, address)
+        except OSError as error:
+            if error.errno not in CANNOT_SEGMENT:
+                return  # lost, as any datagram may be
+            self._takes_segments = False
+            for data in segments:
+                self.send(data, address)
 
     def send(self, data: bytes, address: Any) -> None:
         try:

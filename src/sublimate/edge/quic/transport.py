@@ -28,6 +28,8 @@ APPLICATION_PROTOCOLS = ["h3"]
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.DOTALL
 )
+FRAME_ROOM_BYTES = 40
+"""With less left in a packet a stream's next piece waits for another one."""
 LIMIT_FRAME_BYTES = 1 + 2 * 8
 """A frame type and two numbers of variable length."""
 PACE_SECONDS_MIN = 0.0005
@@ -119,6 +121,26 @@ class Transport(QuicConnection):
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.receiver.is_finished:
             stream.receiver.stop(error_code)
+
+    def _write_stream_frame(
+        self,
+        builder: QuicPacketBuilder,
+        space: QuicPacketSpace,
+        stream: QuicStream,
+        max_offset: int,
+    ) -> int:
+        """The library asks all streams again for each packet, full or not, and those that have had
+        their turn. A packet that is full is made as long as the others, so that the kernel takes a
+        flight at once (listener.py)."""
+        if builder.remaining_flight_space < FRAME_ROOM_BYTES:
+            builder._datagram_needs_padding = True  # pyright: ignore[reportPrivateUsage]
+            return 0
+        used = super()._write_stream_frame(builder, space, stream, max_offset)
+        sender = stream.sender
+        has_more = sender._pending_eof or sender._pending[:1]  # pyright: ignore[reportPrivateUsage]
+        if not has_more:
+            sender.buffer_is_empty = True
+        return used
 
     def _write_stream_limits(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream
