@@ -34,11 +34,8 @@ class Http3:
         self._sends_early = True
         self._runner = asyncio.Runner()
         try:
-            self._asyncio: Any = importlib.import_module("aioquic.asyncio")
             self._configuration: Any = importlib.import_module("aioquic.quic.configuration")
-            self._h3: Any = importlib.import_module("aioquic.h3.connection")
             self._h3_events: Any = importlib.import_module("aioquic.h3.events")
-            self._events: Any = importlib.import_module("aioquic.quic.events")
         except ImportError:
             raise PeerError("aioquic is not installed.") from None
 
@@ -71,7 +68,7 @@ class Http3:
 
     async def _answer(self, protocol: Any, body: bytes) -> _Reply:
         reply = _Reply(self._h3_events)
-        protocol.replies[protocol.begin(body, self._order)] = reply
+        protocol.replies[protocol.begin(body)] = reply
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await reply.ended
         return reply
@@ -88,58 +85,15 @@ class Http3:
         configuration.load_verify_locations(self._order.certificate)
         self.counts.handshakes += 1
         loop = asyncio.get_running_loop()
-        outer = self
 
-        class Protocol(self._asyncio.QuicConnectionProtocol):
-            """Tells replies apart and counts how the handshake went."""
-
-            def __init__(self, connection: Any) -> None:
-                super().__init__(connection)  # pyright: ignore[reportUnknownMemberType]
-                self.replies: dict[int, _Reply] = {}
-                self.took_early = False
-                # aioquic's own flag is set for those alone who wait for it beforehand.
-                self.handshaken: asyncio.Future[None] = loop.create_future()
-                self.h3 = outer._h3.H3Connection(connection)
-
-            def begin(self, body: bytes, order: Order) -> int:
-                stream = int(self._quic.get_next_available_stream_id())
-                place = f"{NAME}:{order.ports['h3']}".encode()
-                fields = [
-                    (b":method", b"POST"),
-                    (b":scheme", b"https"),
-                    (b":authority", place),
-                    (b":path", MESSAGES.encode()),
-                    (b"accept", FRAMES.encode()),
-                    (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode()),
-                    # A request that may be sent early may be sent twice: it carries its name.
-                    (b"idempotency-key", secrets.token_hex(KEY_BYTES).encode()),
-                ]
-                self.h3.send_headers(stream, fields)
-                self.h3.send_data(stream, body, True)
-                self.transmit()
-                return stream
-
-            def quic_event_received(self, event: Any) -> None:
-                if isinstance(event, outer._events.HandshakeCompleted):
-                    self.handshaken.set_result(None)
-                    outer.counts.resumed += bool(event.session_resumed)
-                    self.took_early = bool(event.early_data_accepted)
-                for said in self.h3.handle_event(event):
-                    reply = self.replies.get(said.stream_id)
-                    if reply is not None:
-                        reply.take(said)
-                if isinstance(event, outer._events.ConnectionTerminated):
-                    for reply in self.replies.values():
-                        reply.break_off()
-
+        protocol_class = _protocol(self, self._order)
         quic = importlib.import_module("aioquic.quic.connection")
         connection = quic.QuicConnection(
             configuration=configuration, session_ticket_handler=self._keep
         )
         place = (self._order.address, self._order.ports["h3"])
         _, protocol = await loop.create_datagram_endpoint(
-            lambda: Protocol(connection), local_addr=(ANY_ADDRESS, 0)
+            lambda: protocol_class(connection), local_addr=(ANY_ADDRESS, 0)
         )
         early = self._ticket is not None and self._sends_early
         protocol.connect(place, transmit=not early)
@@ -151,6 +105,58 @@ class Http3:
 
     def _keep(self, ticket: Any) -> None:
         self._ticket = ticket
+
+
+def _protocol(outer: Http3, order: Order) -> Any:
+    """A protocol of aioquic's that tells replies apart."""
+    base: Any = importlib.import_module("aioquic.asyncio").QuicConnectionProtocol
+    h3: Any = importlib.import_module("aioquic.h3.connection")
+    events: Any = importlib.import_module("aioquic.quic.events")
+
+    class Protocol(base):
+        """Tells replies apart and counts how the handshake went."""
+
+        def __init__(self, connection: Any) -> None:
+            super().__init__(connection)  # pyright: ignore[reportUnknownMemberType]
+            self.replies: dict[int, _Reply] = {}
+            self.took_early = False
+            # aioquic's own flag is set for those alone who wait for it beforehand.
+            self.handshaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.h3 = h3.H3Connection(connection)
+
+        def begin(self, body: bytes) -> int:
+            stream = int(self._quic.get_next_available_stream_id())
+            place = f"{NAME}:{order.ports['h3']}".encode()
+            fields = [
+                (b":method", b"POST"),
+                (b":scheme", b"https"),
+                (b":authority", place),
+                (b":path", MESSAGES.encode()),
+                (b"accept", FRAMES.encode()),
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                # A request that may be sent early may be sent twice: it carries its name.
+                (b"idempotency-key", secrets.token_hex(KEY_BYTES).encode()),
+            ]
+            self.h3.send_headers(stream, fields)
+            self.h3.send_data(stream, body, True)
+            self.transmit()
+            return stream
+
+        def quic_event_received(self, event: Any) -> None:
+            if isinstance(event, events.HandshakeCompleted):
+                self.handshaken.set_result(None)
+                outer.counts.resumed += bool(event.session_resumed)
+                self.took_early = bool(event.early_data_accepted)
+            for said in self.h3.handle_event(event):
+                reply = self.replies.get(said.stream_id)
+                if reply is not None:
+                    reply.take(said)
+            if isinstance(event, events.ConnectionTerminated):
+                for reply in self.replies.values():
+                    reply.break_off()
+
+    return Protocol
 
 
 class _Reply:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import socket
 import ssl
 import time
@@ -92,6 +93,7 @@ def check_quic(
     except ImportError:
         raise ConfigError("HTTP/3 needs the package aioquic.") from None
     address: tuple[Any, ...] = found[0][4]
+    logging.getLogger("quic").setLevel(logging.CRITICAL)  # what failed is in the report
     checker = _Checker(host, address, certificate, insecure, timeout_seconds)
     return asyncio.run(checker.check())
 
