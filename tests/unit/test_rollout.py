@@ -25,6 +25,7 @@ from sublimate.config import Settings, cache_folder
 from sublimate.edge.compat import NAMES
 from sublimate.errors import ConfigError, PeerError
 from sublimate.model.files import fetch
+from sublimate.policy import manifest
 from sublimate.rollout.metrics import MIGRATIONS, NEW_HERE, new_name
 from sublimate.rollout.quic import check_quic
 from sublimate.rollout.rehearse import Rehearsal, rehearse
@@ -339,8 +340,15 @@ def pack(folder: Path, *, broken: bool = False) -> Path:
     }
     data = {name: path.read_bytes() for name, path in files.items()}
     data |= {name: text.encode() for name, text in texts.items()}
+    data["sublimate/policy/decide.wasm"] = (house.ROOT / "clients/policy/decide.wasm").read_bytes()
     if broken:
         data["sublimate/cli/serve.py"] = b"raise RuntimeError('this version does not start')\n"
+    digests = {
+        name.removeprefix("sublimate/"): hashlib.sha256(content).hexdigest()
+        for name, content in data.items()
+        if name.startswith("sublimate/")
+    }
+    data["sublimate/MANIFEST"] = manifest.development_manifest(VERSION, digests)
     lines = []
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in data.items():
