@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fuzz import fuzz_frames, fuzz_grpc, fuzz_request, fuzz_template
+from fuzz import fuzz_frames, fuzz_grpc, fuzz_quic, fuzz_request, fuzz_template
 from sublimate.edge.errors import ApiError
 from sublimate.edge.grpc.framing import MessageReader
 from sublimate.model.escape import Escape
@@ -58,6 +58,11 @@ def test_a_planted_fault_in_the_frame_reader_is_found(monkeypatch: pytest.Monkey
     )
     with pytest.raises(AssertionError, match="pieces"):
         fuzz_frames.run(60, SEED, 1000)
+
+
+def test_datagrams_and_streams_of_http_3() -> None:
+    outcomes = fuzz_quic.run(SECONDS, SEED)
+    assert outcomes.get("closed") and outcomes.get("open"), outcomes
 
 
 def test_a_seed_repeats() -> None:

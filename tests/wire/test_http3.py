@@ -2,6 +2,7 @@
 bounds hold, and who misbehaves or vanishes leaves nothing behind."""
 
 import hashlib
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -232,6 +233,25 @@ def test_who_reads_nothing_is_cut_off_and_others_are_not(pair: tuple[Path, Path]
         wait_until(served.idle)
         assert served.server.metrics.ends["slow_reader"] == 1
         slow.close()
+
+
+def test_what_is_no_handshake_is_forgotten(served: Served, client: Client) -> None:
+    """Datagrams that look like a client's first and make no sense, and some that do not."""
+    quic = served.server._quic
+    assert quic is not None
+    before = served.call(lambda: quic.connections)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", served.server.ports["h3"]))
+        head = bytes.fromhex("c3 00000001 08")
+        for number in range(2 * limits.QUIC_HALF_OPEN_MAX):
+            label = number.to_bytes(8, "big")
+            sock.send(head + label + b"\x08" + label + b"\x00\x44\x96" + b"\xaa" * 1174)
+        for data in (b"\0", b"\xff" * 1500, b"\x40" * 30, head):
+            sock.send(data)
+        wait_until(lambda: served.call(lambda: quic.connections) > before)
+        assert served.call(lambda: quic.connections) <= before + limits.QUIC_HALF_OPEN_MAX
+    assert client.ask("GET", "/livez").status == 200, "it has shown its address"
+    wait_until(lambda: served.call(lambda: quic.connections) <= before + 1)
 
 
 # ---- connections -------------------------------------------------------------------------------

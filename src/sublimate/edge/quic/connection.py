@@ -157,7 +157,7 @@ class Http3Connection:
         if self._transmit_handle is not None:
             self._transmit_handle.cancel()
             self._transmit_handle = None
-        if self._is_over:
+        if self._is_over or not self.transport.has_peer:
             return
         now = time.monotonic()
         if flight := self.transport.datagrams_to_send(now):
@@ -400,6 +400,8 @@ class Http3Connection:
         self._streams.clear()
 
     def _over(self) -> None:
+        if self._is_over:
+            return
         self._is_over = True
         self._abandon()
         if self._timer is not None:
@@ -409,7 +411,9 @@ class Http3Connection:
 
     def close(self, code: int = ErrorCode.H3_NO_ERROR) -> None:
         """End it now; the client is told."""
-        if not self._is_over:
+        if not self.transport.has_peer:
+            self._over()
+        elif not self._is_over:
             self.transport.close(code)
             self._abandon()
             self._transmit()

@@ -91,6 +91,11 @@ class Transport(QuicConnection):
         return self._close_event is not None
 
     @property
+    def has_peer(self) -> bool:
+        """One datagram at least made sense: there is an address to answer to."""
+        return bool(self._network_paths)
+
+    @property
     def has_unsent(self) -> bool:
         """Something that was written is not acknowledged."""
         return any(self.unsent_bytes(stream_id) for stream_id in self._streams)

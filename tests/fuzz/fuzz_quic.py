@@ -1,0 +1,158 @@
+"""Fuzz target of the HTTP/3 adapter: datagrams that were broken on their way, and bytes on request
+and control streams that are no HTTP/3, sealed as a client would seal them.
+
+Nothing of it may raise past the connection, which goes on, or ends with every request of it told
+that its client is gone.
+
+    python tests/fuzz/fuzz_quic.py --seconds 60      # tests run it for a moment
+
+defines: one_connection, run, main
+"""
+
+import argparse
+import asyncio
+import random
+import ssl
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+
+from fuzz.fuzz_request import Application, mutate
+from sublimate.cli.certificate import own_certificate
+from sublimate.edge.exchange import Exchange
+from sublimate.edge.quic import connection as adapter
+from sublimate.edge.quic.transport import Transport, configuration_of
+
+ADDRESS = ("127.0.0.1", 4433)
+TURNS = 12
+HEAD = bytes.fromhex("0000d1d7508cf1e3c2e5f23a6ba0ab90f4ffc1")
+"""GET https with an authority, as QPACK has it without its table."""
+FRAMES = (b"\x01" + bytes([len(HEAD)]) + HEAD, b"\x00\x05hello", b"\x00\x04\x00", b"\x04\x00")
+WORDS = (b"\x01", b"\x40\x41", b"\x07\x01\x00", b"\x21\xff", b"\xc0" * 8, *FRAMES)
+
+
+class Answers(Application):
+    """Says yes to everything, and counts what it has begun and what has ended."""
+
+    def __init__(self) -> None:
+        self.left: set[Exchange] = set()
+
+    def is_replay_safe(self, exchange: Exchange) -> bool:
+        return True
+
+    def handshake_done(self, seconds: float, *, resumed: bool, early: bool) -> None: ...
+
+    def handle(self, exchange: Exchange) -> None:
+        self.left.add(exchange)
+        exchange.on_gone = lambda: self.left.discard(exchange)
+        if exchange.request.path != "/wait":
+            self.left.discard(exchange)
+            super().handle(exchange)
+
+
+class Line:
+    """Stands where the listener is: what the server sends is kept."""
+
+    base_url = "https://127.0.0.1:1"
+
+    def __init__(self, application: Answers, loop: asyncio.AbstractEventLoop) -> None:
+        self.application, self.loop = application, loop
+        self.sent: list[bytes] = []
+        self.is_closed = False
+
+    def send_flight(self, flight: list[tuple[bytes, Any]]) -> None:
+        self.sent += [data for data, _ in flight]
+
+    def know(self, label: bytes, connection: Any) -> None: ...
+
+    def forget(self, label: bytes) -> None: ...
+
+    def handshake_done(self, connection: Any, event: Any) -> None: ...
+
+    def closed(self, connection: Any) -> None:
+        self.is_closed = True
+
+
+@cache
+def pair() -> tuple[str, str]:
+    certificate, key = own_certificate(Path(tempfile.mkdtemp(prefix="sublimate-fuzz-")))
+    return str(certificate), str(key)
+
+
+async def one_connection(draw: random.Random) -> str:
+    """How it ended."""
+    settings = QuicConfiguration(alpn_protocols=["h3"], verify_mode=ssl.CERT_NONE)
+    client = QuicConnection(configuration=settings)
+    client.connect(ADDRESS, now=time.monotonic())
+    application = Answers()
+    line = Line(application, asyncio.get_running_loop())
+    transport = Transport(
+        configuration=configuration_of(*pair()),
+        original_destination_connection_id=client.original_destination_connection_id,
+    )
+    server = adapter.Http3Connection(line, transport)  # type: ignore[arg-type]
+    for turn in range(TURNS):
+        for data, _ in client.datagrams_to_send(time.monotonic()):
+            is_broken = draw.random() < 0.1
+            server.datagram_received(mutate(draw, data, WORDS) if is_broken else data, ADDRESS)
+        await asyncio.sleep(0)
+        sent, line.sent = line.sent, []
+        for data in sent:
+            client.receive_datagram(data, ADDRESS, time.monotonic())
+        while client.next_event() is not None:
+            pass
+        if turn > 1 and not transport.is_closing:
+            stream_id = draw.choice((0, 4, 8, 2, 6))
+            data = mutate(draw, b"".join(draw.choices(FRAMES, k=3)), WORDS)[:1000]
+            try:
+                client.send_stream_data(stream_id, data, draw.random() < 0.2)
+            except (RuntimeError, ValueError):
+                client.send_ping(turn)  # that stream has ended
+    end = "closed" if transport.is_closing else "open"
+    server.close()
+    if application.left:
+        raise AssertionError("a request was never told that its client is gone")
+    server._over()
+    return end
+
+
+def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, int]:
+    """How often each outcome came."""
+    failures: list[object] = []
+    said = adapter.LOG.exception
+    adapter.LOG.exception = lambda *told: failures.append(told)  # type: ignore[method-assign]
+    outcomes: dict[str, int] = {}
+    end = time.monotonic() + seconds
+    number = 0
+    try:
+        while number < count_max and time.monotonic() < end:
+            outcome = asyncio.run(one_connection(random.Random(seed + number)))
+            if failures:
+                raise AssertionError(f"seed {seed + number}: the library did not survive it")
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            number += 1
+    finally:
+        adapter.LOG.exception = said  # type: ignore[method-assign]
+    return outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=None, help="one seed, once")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        sys.stdout.write(f"{run(60, arguments.seed, 1)}\n")
+        return
+    seed = time.time_ns()
+    sys.stdout.write(f"first seed {seed}\n{run(arguments.seconds, seed)}\n")
+
+
+if __name__ == "__main__":
+    main()
