@@ -272,10 +272,10 @@ class QuicListener:
         self.application.connection_closed(connection)
 
     def _tick(self) -> None:
-        """Once a second while there are connections."""
+        """Once a second while there are connections. What one of them raises stops no clock."""
         self._ticker = None
+        if self._labels:
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
         now = time.monotonic()
         for connection in list(self._labels):
             connection.tick(now)
-        if self._labels:
-            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
