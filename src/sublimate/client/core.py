@@ -10,7 +10,6 @@ import os
 import ssl
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,8 +120,6 @@ class Core:
         if origin.udp.probe_is_due(now) or origin.http2.probe_is_due(now):
             say(f"{origin.host}: another handshake, with no request waiting for it")
             self._discover_and_warm(origin)
-        if origin.is_sublimate and request.method == "POST" and kind in ("stream", "message"):
-            request.headers.setdefault(IDEMPOTENCY_KEY, f"sublimate-{uuid.uuid4()}")
         is_reading = request.method in ("GET", "HEAD") or kind == "count"
         timeout = request.extensions.get("timeout", {})
         call = Call(
