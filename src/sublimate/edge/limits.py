@@ -178,7 +178,7 @@ ENGINE_LOST_RETRY_SECONDS = 1
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of section 2 of the reliability rules."""
+    """What a connection and its requests may take; settings change some."""
 
     header_bytes_max: int = 16 * KIB
     header_fields_max: int = 100
