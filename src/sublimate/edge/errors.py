@@ -263,7 +263,7 @@ TABLE: dict[str, ErrorKind] = {
     "threads": ErrorKind(
         400,
         INVALID,
-        "thread: this server keeps no threads; send the whole conversation in messages.",
+        "thread: this server keeps no threads. Send the whole conversation in messages.",
         error_code="thread_unsupported_request",
     ),
     "profile_missing": ErrorKind(
