@@ -80,7 +80,7 @@ CARRIED := messages agent_loop sdk errors batches files
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
-	for carrier in frames grpc-h2 h3; do echo "== $$carrier"; \
+	for carrier in frames grpc-h2 grpc-h3 h3; do echo "== $$carrier"; \
 	  SUBLIMATE_TEST_CLIENT=$$carrier $(PYTEST) $(SIDE_BY_SIDE) $(CARRIED:%=tests/api/test_%.py) $(ARGS) \
 	  || exit 1; done
 

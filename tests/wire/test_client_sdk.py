@@ -18,7 +18,7 @@ from sublimate.client import async_http_client, http_client
 from sublimate.client.choice import Carrier
 from sublimate.config import EdgeSettings
 
-SERVED: tuple[Carrier, ...] = ("http/1.1", "frames", "grpc-h2", "h3")
+SERVED: tuple[Carrier, ...] = ("http/1.1", "frames", "grpc-h2", "grpc-h3", "h3")
 USER = {"role": "user", "content": "say hello"}
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": [USER]}
 WEATHER = {

@@ -38,7 +38,7 @@ HTTP_STATUS = "x-http-status"
 INTERNAL = 500
 # What gRPC says in its own way, and what would be another answer.
 NOT_OF_A_CALL = frozenset(("accept", "accept-encoding", "content-type", "user-agent"))
-NOT_OF_HTTP = frozenset(("content-type", HTTP_STATUS))
+NOT_OF_HTTP = frozenset(("cache-control", "content-type", HTTP_STATUS))
 
 
 def fields_of(call: Call) -> list[Field]:
