@@ -1,18 +1,19 @@
 """What a carrier is given and what it returns, whatever it is.
 
-defines: Call, Answer
+defines: IDEMPOTENCY_KEY, Call, Answer
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .choice import Kind
+from .choice import OVER_GRPC, Carrier, Kind
 from .events import Decoder
 from .pipe import Pipe
 from .report import Used
 
 Field = tuple[str, str]
+IDEMPOTENCY_KEY = "idempotency-key"
 
 # Of HTTP/1.1's connection, and what a carrier says in its own way.
 HOP_BY_HOP = frozenset(
@@ -37,6 +38,9 @@ class Call:
     """The server does the work once however often it comes: it reads only, or has a key."""
     connect_seconds: float | None = None
     read_seconds: float | None = None
+    key: str = ""
+    """An idempotency key for carriers whose cancel the server takes for one: HTTP/3. It is there
+    for a message that its caller gave none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what would break a carrier's framing."""
@@ -47,6 +51,13 @@ class Call:
                 raise ValueError(f"{name} is no field that every carrier has")
             if "\r" in value or "\n" in value:
                 raise ValueError(f"{name} has a line break in its value")
+
+    def may_repeat(self, carrier: Carrier) -> bool:
+        """Whether it may be sent early, or again: the server does the work once. It keeps no
+        answers of calls of gRPC."""
+        if carrier in OVER_GRPC:
+            return self.kind == "count"
+        return self.is_replayable or (carrier == "h3" and self.key != "")
 
 
 @dataclass(frozen=True, slots=True)

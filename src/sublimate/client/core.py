@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import secrets
 import ssl
 import threading
 import time
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import discovery
 from .background import Background
-from .calls import HOP_BY_HOP, Answer, Call
+from .calls import HOP_BY_HOP, IDEMPOTENCY_KEY, Answer, Call
 from .choice import (
     LIST,
     OVER_GRPC,
     OVER_HTTP1,
     OVER_QUIC,
     Carrier,
+    Kind,
     Origin,
     Plan,
     Service,
@@ -38,7 +40,8 @@ from .report import Tally, Used, say
 if TYPE_CHECKING:
     from .quic import Trust
 
-IDEMPOTENCY_KEY = "idempotency-key"
+KEY_BYTES = 16
+KEYED: tuple[Kind, ...] = ("stream", "message")
 PORTS = {"http": 80, "https": 443}
 DISCOVERY_SECONDS = 5.0
 OK = 200
@@ -121,6 +124,7 @@ class Core:
             say(f"{origin.host}: another handshake, with no request waiting for it")
             self._discover_and_warm(origin)
         is_reading = request.method in ("GET", "HEAD") or kind == "count"
+        is_replayable = is_reading or IDEMPOTENCY_KEY in request.headers
         timeout = request.extensions.get("timeout", {})
         call = Call(
             kind=kind,
@@ -134,9 +138,10 @@ class Core:
                 if name not in HOP_BY_HOP
             ],
             body=body,
-            is_replayable=is_reading or IDEMPOTENCY_KEY in request.headers,
+            is_replayable=is_replayable,
             connect_seconds=timeout.get("connect"),
             read_seconds=timeout.get("read"),
+            key=secrets.token_hex(KEY_BYTES) if kind in KEYED and not is_replayable else "",
         )
         say(f"{request.method} {request.url}: {' > '.join(chosen.carriers)} {chosen.fallback}")
         return Way(origin, chosen, call)

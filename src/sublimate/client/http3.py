@@ -10,7 +10,7 @@ import binascii
 import dataclasses
 from dataclasses import dataclass
 
-from .calls import Answer, Call, Field
+from .calls import IDEMPOTENCY_KEY, Answer, Call, Field
 from .choice import OVER_GRPC, Carrier
 from .events import FRAMES_TYPE, decoder_of
 from .library import CarrierError
@@ -47,6 +47,8 @@ def send(session: QuicSession, call: Call, carrier: Carrier) -> Sent:
     fields = call.headers
     if call.kind == "stream":
         fields = [*(field for field in fields if field[0] != "accept"), ("accept", FRAMES_TYPE)]
+    if call.key:
+        fields = [*fields, (IDEMPOTENCY_KEY, call.key)]
     return Sent(session, session.open(call.method, call.target, call, fields, call.body), call)
 
 

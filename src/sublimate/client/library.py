@@ -30,11 +30,15 @@ INSTALL = "pip install 'sublimate[client]'"
 class CarrierError(Exception):
     """A carrier has failed; what the caller sees is the library's exception of that name."""
 
-    def __init__(self, failure: Failure, text: str, *, unsent: bool = False) -> None:
-        """unsent: the server has certainly not begun to answer, so another carrier may."""
+    def __init__(
+        self, failure: Failure, text: str, *, unsent: bool = False, lost: bool = False
+    ) -> None:
+        """unsent: the server has certainly not begun to answer, so another carrier may. lost: the
+        connection went before there was an answer, and the server may be at work on it."""
         super().__init__(text)
         self.failure: Failure = failure
         self.unsent = unsent
+        self.lost = lost
 
 
 def library_name() -> str:

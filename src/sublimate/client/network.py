@@ -93,9 +93,23 @@ class Network:
 
     # ---- a call --------------------------------------------------------------------------------
     async def exchange(self, origin: Origin, call: Call, plan: Plan) -> Answer:
-        """Until the head of the answer is there. Raises CarrierError."""
-        over_quic: list[Carrier] = [name for name in plan.carriers if name in OVER_QUIC]
-        quic = over_quic[0] if over_quic else None
+        """Until the head of the answer is there. When the connection is lost before that, the call
+        goes over another one, if the server does its work once. Raises CarrierError."""
+        try:
+            return await self._exchange(origin, call, plan)
+        except CarrierError as error:
+            quic = _over_quic(plan)
+            if not error.lost or quic is None or not call.may_repeat(quic):
+                raise
+            say(f"{origin.host}: {error} Once more.")
+            try:
+                return await self._exchange(origin, call, Plan((quic,), plan.fallback))
+            except CarrierError:
+                raise error from None  # over another carrier the work might be done twice
+
+    async def _exchange(self, origin: Origin, call: Call, plan: Plan) -> Answer:
+        """Once."""
+        quic = _over_quic(plan)
         if quic is None and "grpc-h2" not in plan.carriers:
             raise ValueError("the HTTP library carries this call")
         session = self._live(origin) if quic is not None else None
@@ -138,7 +152,7 @@ class Network:
             entrants.append(Entrant(name, after_seconds, connect))
 
         if quic is not None:
-            first = call if call.is_replayable and origin.tickets else None
+            first = call if call.may_repeat(quic) and origin.tickets else None
             enter("quic", 0.0, lambda: self._quic(origin, first, quic, early))
         if "grpc-h2" in plan.carriers:
             enter("http2", HEAD_START_SECONDS * len(entrants), lambda: self._http2(origin))
@@ -262,3 +276,8 @@ class Network:
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels.values()))
         await asyncio.gather(*(session.released for session in sessions))
+
+
+def _over_quic(plan: Plan) -> Carrier | None:
+    """The first that is."""
+    return next((name for name in plan.carriers if name in OVER_QUIC), None)

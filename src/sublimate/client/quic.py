@@ -37,6 +37,7 @@ SUSPECT_SECONDS = 3.0
 TICKETS_MAX = 8
 DATAGRAM_BYTES_MAX = 65536
 """Announced only: some servers refuse HTTP/3 without it."""
+LEFT = "The client was closed."
 INTERIM_STATUS = 200
 """Statuses below are no answer yet."""
 
@@ -171,13 +172,13 @@ class QuicSession(QuicConnectionProtocol):
             self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
         return stream
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, number: int, text: str = "The request was cancelled.") -> None:
         """Its reader has gone: the server stops working for it."""
         stream = self._streams.pop(number, None)
         self._quic.held.discard(number)
         if stream is None or self.ended is not None:
             return
-        stream.fail(CarrierError("ReadError", "The request was cancelled."))
+        stream.fail(CarrierError("ReadError", text))
         self._quic.reset_stream(number, ErrorCode.H3_REQUEST_CANCELLED)
         self._quic.stop_stream(number, ErrorCode.H3_REQUEST_CANCELLED)
         self.transmit()
@@ -286,8 +287,9 @@ class QuicSession(QuicConnectionProtocol):
             self.established.exception()  # heard, should nobody wait
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            failure = "RemoteProtocolError" if stream.head.done() else "ReadError"
-            stream.fail(CarrierError(failure, text))
+            lost = not stream.head.done()
+            failure = "ReadError" if lost else "RemoteProtocolError"
+            stream.fail(CarrierError(failure, text, lost=lost))
         for timer in (self._pinging, self._suspecting, self._timer, self._transmit_task):
             if timer is not None:
                 timer.cancel()
@@ -300,10 +302,13 @@ class QuicSession(QuicConnectionProtocol):
             super().transmit()
 
     def leave(self) -> None:
-        """Close in order."""
+        """Close in order. What is under way is cancelled first: a connection that ends is no
+        cancel, and the server would wait for its client to come back."""
+        for number in list(self._streams):
+            self.cancel(number, LEFT)
         if self.ended is None:
             self.close(error_code=ErrorCode.H3_NO_ERROR)
-            self.end("The client was closed.")
+            self.end(LEFT)
 
 
 async def connect(origin: Origin, port: int, trust: Trust, early: bool) -> QuicSession:

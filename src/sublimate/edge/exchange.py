@@ -110,6 +110,7 @@ class Exchange:
         "streaming",
         "streams",
         "timing",
+        "was_cancelled",
         "was_noted",
         "was_slow",
         "wire",
@@ -155,6 +156,8 @@ class Exchange:
         self.was_noted = False
         """In log and counters, though it was never answered."""
         self.was_slow = False
+        self.was_cancelled = False
+        """Its client has said that it wants no answer; one whose connection is lost has not."""
         self.timing: Timing | None = None
         """Of an answer that the engine makes, from when its body was there."""
         self.on_gone: Callable[[], None] | None = None
@@ -271,8 +274,9 @@ class Exchange:
         """The client has closed before the answer was complete."""
         return self.wire.is_closing and not self.answered
 
-    def client_gone(self) -> None:
-        """From the wire: it is lost."""
+    def client_gone(self, *, cancelled: bool = False) -> None:
+        """From the wire: it is lost, or its client has cancelled this request."""
+        self.was_cancelled |= cancelled
         callback, self.on_gone = self.on_gone, None
         if callback is not None and not self.answered:
             callback()

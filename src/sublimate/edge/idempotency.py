@@ -2,8 +2,9 @@
 
 The first request with a key runs in an exchange of its own, whose wire is an Outcome: it writes the
 answer down and passes it on to whoever asked, the first client among them. A repeat gets all of it
-from the beginning, while it runs or after. A client that is gone leaves the answer running for some
-seconds, so that it finds it when it comes back.
+from the beginning, while it runs or after. A client whose connection is lost leaves the answer
+running for some seconds, so that it finds it when it comes back; one that cancels, as HTTP/3 can,
+ends it at once.
 
 Kept is what a repeat should get: whole answers, and refusals that another try would meet as well.
 Bounded per tenant, in bytes, number and age.
@@ -101,11 +102,15 @@ class Outcome:
 
     def _left(self, reader: Exchange) -> None:
         self._readers.pop(reader, None)
-        if not self._readers and not self.is_complete:
+        if self._readers or self.is_complete:
+            return
+        if reader.was_cancelled:
+            self._give_up()
+        else:
             self._store.later(self._give_up)
 
     def _give_up(self) -> None:
-        """Nobody has come back."""
+        """Nobody wants it: the last reader has cancelled, or has not come back."""
         if self._readers or self.is_complete or self._exchange is None:
             return
         self.is_closing = True

@@ -194,11 +194,11 @@ class Http3Connection:
             self.messages.handle_event(event)
             self._dropped.discard(event.stream_id)
             self._count_reset()
-            self._stream_gone(event.stream_id)
+            self._stream_gone(event.stream_id, cancelled=True)
         elif isinstance(event, StopSendingReceived):
             self.messages.handle_event(event)
             self._count_reset()
-            self._stream_gone(event.stream_id)
+            self._stream_gone(event.stream_id, cancelled=True)
         elif isinstance(event, ConnectionIdIssued):
             self._listener.know(event.connection_id, self)
         elif isinstance(event, ConnectionIdRetired):
@@ -357,8 +357,8 @@ class Http3Connection:
         if self.transport.has_stream(stream_id):
             self._dropped.add(stream_id)
 
-    def _stream_gone(self, stream_id: int) -> None:
-        """Its client wants no more of it."""
+    def _stream_gone(self, stream_id: int, *, cancelled: bool = False) -> None:
+        """Its client wants no more of it: it said so (cancelled), or takes nothing."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -366,12 +366,12 @@ class Http3Connection:
             stream.wire.is_closing = True
             self.transport.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
             self._drop(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-        self._release(stream_id)
+        self._release(stream_id, cancelled=cancelled)
 
-    def _release(self, stream_id: int) -> None:
+    def _release(self, stream_id: int, *, cancelled: bool = False) -> None:
         stream = self._streams.pop(stream_id, None)
         if stream is not None and stream.exchange is not None and stream.wire.is_closing:
-            stream.exchange.client_gone()
+            stream.exchange.client_gone(cancelled=cancelled)
 
     def cut(self, stream_id: int) -> None:
         """A client that takes nothing loses this stream."""
