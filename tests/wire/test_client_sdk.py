@@ -124,6 +124,18 @@ def test_a_message(server: Served, client: anthropic.Anthropic, carrier: Carrier
     assert message.usage.output_tokens == 13 and message._request_id.startswith("req_")
 
 
+def test_debug_tells_the_id_that_the_server_knows_it_by(
+    client: anthropic.Anthropic,
+    carrier: Carrier,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SUBLIMATE_DEBUG", "1")
+    message = client.messages.create(**ASKED)
+    name = "http/1.1" if carrier == "frames" else carrier  # a whole answer has no frames
+    assert f"200 over {name}: {message._request_id}\n" in capsys.readouterr().err
+
+
 def test_a_stream(server: Served, client: anthropic.Anthropic, carrier: Carrier) -> None:
     with over(server, carrier, 2, framed=2):
         with client.messages.stream(**ASKED) as stream:

@@ -35,12 +35,13 @@ from .choice import (
 from .events import FRAMES_TYPE
 from .library import CarrierError
 from .network import Network
-from .report import Tally, Used, say
+from .report import Tally, Used, say, say_answer
 
 if TYPE_CHECKING:
     from .quic import Trust
 
 KEY_BYTES = 16
+REQUEST_ID = "request-id"
 KEYED: tuple[Kind, ...] = ("stream", "message")
 PORTS = {"http": 80, "https": 443}
 DISCOVERY_SECONDS = 5.0
@@ -160,6 +161,7 @@ class Core:
                 self._discover_and_warm(way.origin)
         used = Used("frames" if framed else "http/1.1", fallback=fallback or way.plan.fallback)
         self.tally.note(used)
+        say_answer(response.status_code, used, response.headers.get(REQUEST_ID, ""))
         response.extensions["sublimate"] = used
 
     def exchange(self, way: Way, call: Call) -> concurrent.futures.Future[Answer]:
@@ -169,6 +171,7 @@ class Core:
     def response(self, answer: Answer, stream: Any) -> Any:
         """As the library has it."""
         self.tally.note(answer.used)
+        say_answer(answer.status, answer.used, dict(answer.headers).get(REQUEST_ID, ""))
         version = b"HTTP/3" if answer.used.protocol in OVER_QUIC else b"HTTP/2"
         return self.library.Response(
             answer.status,

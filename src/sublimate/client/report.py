@@ -1,6 +1,6 @@
 """What carried a request, and the sums of a client.
 
-defines: Used, Report, say
+defines: Used, Report, Tally, say, say_answer
 """
 
 from __future__ import annotations
@@ -82,3 +82,9 @@ def say(text: str) -> None:
     """A decision, on standard error, if the environment asks for them."""
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.stderr.write(f"sublimate: {text}\n")
+
+
+def say_answer(status: int, used: Used, request_id: str) -> None:
+    """That one has begun, and the id by which `sublimate debug` tells the server's side of it."""
+    early = " in the first packet" if used.early_data else ""
+    say(f"{status} over {used.protocol}{early}: {request_id or 'without a request-id'}")
