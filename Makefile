@@ -76,11 +76,12 @@ test-clients: build
 
 # The tests of the Messages API once more: with their streams in binary frames, and then with their
 # clients' requests carried by ours.
+CARRIERS := frames grpc-h2 grpc-h3 h3
 CARRIED := messages agent_loop sdk errors batches files
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
-	for carrier in frames grpc-h2 grpc-h3 h3; do echo "== $$carrier"; \
+	for carrier in $(CARRIERS); do echo "== $$carrier"; \
 	  SUBLIMATE_TEST_CLIENT=$$carrier $(PYTEST) $(SIDE_BY_SIDE) $(CARRIED:%=tests/api/test_%.py) $(ARGS) \
 	  || exit 1; done
 
