@@ -297,7 +297,7 @@ def test_old_takes_three_times_the_packets_and_a_round_trip_more(
     model = fetch("default", cache_folder(Settings()))
     command = [sys.executable, "-m", "sublimate", "wire-compare", "--model", str(model.path)]
     command += ["-n", "2", "--rounds", "1", "--generate", "32", "--rtt", "20", "--out"]
-    names = ["old", "uvicorn", "tls", "grpc", "h3"]
+    names = ["old", "uvicorn", "tls", "grpc", "grpc-h3", "h3"]
     command += [str(tmp_path), *(word for name in names for word in ("--subject", name))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -317,5 +317,6 @@ def test_old_takes_three_times_the_packets_and_a_round_trip_more(
     assert rows["old", False].connections == 2
     assert rows["tls", False].resumed_share == rows["h3", False].resumed_share == 1
     assert rows["h3", False].first_byte_ms.median < rows["tls", False].first_byte_ms.median
+    assert rows["grpc-h3", False].resumed_share == 1 and rows["grpc-h3", False].early_share == 0
     assert rows["old", True].connections == 0
     assert rows["tls", False].first_byte_ms.median >= 60 > rows["tls", True].first_byte_ms.median

@@ -184,6 +184,10 @@ def _session(order: Order) -> Session:
             from .wire_quic import Http3
 
             return Http3(order)
+        case "grpc-h3":
+            from .wire_quic import Http3
+
+            return Http3(order, as_call=True)
         case "grpc":
             from .wire_grpc import Grpc
 
@@ -199,6 +203,7 @@ SUBJECTS = {
     "tls": ("HTTP/1.1, TLS", ("https",)),
     "frames": ("frames, TLS", ("https",)),
     "grpc": ("gRPC, HTTP/2", ("grpc",)),
+    "grpc-h3": ("gRPC, HTTP/3", ("grpc", "h3")),
     "h3": ("frames, HTTP/3", ("h3",)),
 }
 """Name -> (what it is called, the ports that the server must have)."""

@@ -3,7 +3,7 @@
 The request is written by hand: field 1 of CreateMessageRequest holds the Messages API's JSON
 (proto/sublimate/v1/messages.proto), and what comes is counted, not read.
 
-defines: Grpc
+defines: Grpc, METHOD, request_message
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Grpc:
         begun = time.perf_counter()
         channel = self._channel or self._connect()
         call: Iterator[bytes] = channel.unary_stream(METHOD)(
-            bytes([JSON_BODY_TAG]) + _varint(len(body)) + body, timeout=TIMEOUT_SECONDS
+            request_message(body), timeout=TIMEOUT_SECONDS
         )
         first, size = 0.0, 0
         try:
@@ -66,6 +66,11 @@ class Grpc:
         self._channel = self._library.secure_channel(self._place, credentials, options)
         self.counts.handshakes += 1
         return self._channel
+
+
+def request_message(body: bytes) -> bytes:
+    """The call's one message, of a body of the Messages API."""
+    return bytes([JSON_BODY_TAG]) + _varint(len(body)) + body
 
 
 def _varint(value: int) -> bytes:

@@ -1,5 +1,6 @@
 """HTTP/3 for `sublimate wire-compare`, by aioquic: a new connection sends its request with the
-first flight (0-RTT) where a ticket of the one before allows it.
+first flight (0-RTT) where a ticket of the one before allows it. A call of gRPC waits for the
+handshake, since the server takes none that costs something before.
 
 defines: Http3
 """
@@ -14,10 +15,13 @@ import time
 from typing import Any
 
 from ..errors import PeerError
+from .wire_grpc import METHOD, request_message
 from .wire_order import FRAMES, MESSAGES, TIMEOUT_SECONDS, Counts, Order, Timing, timed
 
 NAME = "localhost"
 KEY_BYTES = 12
+LENGTH_BYTES = 4
+CALL_FIELDS = [(b"content-type", b"application/grpc+proto"), (b"te", b"trailers")]
 END_SECONDS = 0.02
 TOO_EARLY_STATUS = 425
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - where a client sends from
@@ -26,12 +30,14 @@ ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - where a client sends from
 class Http3:
     """One connection at a time, on an event loop of its own."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, *, as_call: bool = False) -> None:
+        """as_call: requests are gRPC's."""
         self.counts = Counts()
+        self.as_call = as_call
         self._order = order
         self._ticket: Any = None
         self._protocol: Any = None
-        self._sends_early = True
+        self._sends_early = not as_call
         self._runner = asyncio.Runner()
         try:
             self._configuration: Any = importlib.import_module("aioquic.quic.configuration")
@@ -127,18 +133,21 @@ def _protocol(outer: Http3, order: Order) -> Any:
         def begin(self, body: bytes) -> int:
             stream = int(self._quic.get_next_available_stream_id())
             place = f"{NAME}:{order.ports['h3']}".encode()
-            fields = [
-                (b":method", b"POST"),
-                (b":scheme", b"https"),
-                (b":authority", place),
-                (b":path", MESSAGES.encode()),
-                (b"accept", FRAMES.encode()),
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                # A request that may be sent early may be sent twice: it carries its name.
-                (b"idempotency-key", secrets.token_hex(KEY_BYTES).encode()),
-            ]
-            self.h3.send_headers(stream, fields)
+            head = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", place)]
+            if outer.as_call:
+                message = request_message(body)
+                body = b"\0" + len(message).to_bytes(LENGTH_BYTES, "big") + message
+                more = [(b":path", METHOD.encode()), *CALL_FIELDS]
+            else:
+                more = [
+                    (b":path", MESSAGES.encode()),
+                    (b"accept", FRAMES.encode()),
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode()),
+                    # A request that may be sent early may be sent twice: it carries its name.
+                    (b"idempotency-key", secrets.token_hex(KEY_BYTES).encode()),
+                ]
+            self.h3.send_headers(stream, [*head, *more])
             self.h3.send_data(stream, body, True)
             self.transmit()
             return stream
