@@ -141,7 +141,7 @@ bench: build
 sim: .venv/stamp-programs
 	$(WHEEL_BUILD)/simulators/sublimate_sim $(ARGS)
 
-fuzz: .venv/stamp-environment
+fuzz: .venv/stamp-build
 	tests/fuzz/run.sh $(ARGS)
 
 # Programs with one thread have no races to find.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets for SECONDS_EACH (default 20), side by side, each from its corpus in tests/fuzz/corpus. With
-# clang and libFuzzer new inputs are searched; without them the corpus is replayed under AddressSanitizer by the default compiler.
+# Runs the fuzz targets for SECONDS_EACH (default 20), side by side: those in C++ from their corpus in tests/fuzz/corpus, those in
+# Python from a first seed, which they print. With clang and libFuzzer new inputs are searched for the former; without them the
+# corpus is replayed under AddressSanitizer by the default compiler.
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=${SECONDS_EACH:-20}
@@ -20,23 +21,38 @@ search() {  # search PROGRAM NAME: new inputs go to a scratch folder, a finding 
         -artifact_prefix="build/fuzz/$2-" "$scratch/$2" "tests/fuzz/corpus/$2" >"$scratch/$2.log" 2>&1
 }
 
-if command -v "$compiler" >/dev/null && echo 'int main(){return 0;}' |
-    "$compiler" -x c++ -fsanitize=address - -o "$scratch/probe" 2>/dev/null; then
-    cmake --preset fuzz >/dev/null
-    cmake --build --preset fuzz
-    declare -A searches
-    for program in build/fuzz/fuzzers/fuzz_*; do
-        name=$(basename "$program" | sed 's/^fuzz_//')
-        [ "$name" = canary ] && continue
-        search "$program" "$name" "$seconds" &
-        searches[$name]=$!
-    done
+declare -A searches
+
+end_searches() {
+    local name status
     for name in "${!searches[@]}"; do
         status=0
         wait "${searches[$name]}" || status=$?
         [ "$status" = 0 ] || tail -n 40 "$scratch/$name.log"
         count "$status" "$name"
     done
+}
+
+start_python() {
+    local name
+    for name in quic grpc; do
+        PYTHONPATH=tests python "tests/fuzz/fuzz_$name.py" --seconds "$seconds" >"$scratch/$name.log" 2>&1 &
+        searches[$name]=$!
+    done
+}
+
+if command -v "$compiler" >/dev/null && echo 'int main(){return 0;}' |
+    "$compiler" -x c++ -fsanitize=address - -o "$scratch/probe" 2>/dev/null; then
+    cmake --preset fuzz >/dev/null
+    cmake --build --preset fuzz
+    start_python
+    for program in build/fuzz/fuzzers/fuzz_*; do
+        name=$(basename "$program" | sed 's/^fuzz_//')
+        [ "$name" = canary ] && continue
+        search "$program" "$name" "$seconds" &
+        searches[$name]=$!
+    done
+    end_searches
     status=0
     search build/fuzz/fuzzers/fuzz_canary canary 60 && status=1
     grep -q 'deadly signal' "$scratch/canary.log" || status=1
@@ -45,6 +61,7 @@ else
     echo "no $compiler with sanitizers here: replaying the corpus"
     cmake --preset asan >/dev/null
     cmake --build --preset replay
+    start_python
     for program in build/asan/fuzzers/fuzz_*; do
         name=$(basename "$program" | sed 's/^fuzz_//')
         [ "$name" != canary ] || continue
@@ -52,6 +69,7 @@ else
         "$program" "tests/fuzz/corpus/$name" || status=$?
         count "$status" "$name (replay)"
     done
+    end_searches
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
