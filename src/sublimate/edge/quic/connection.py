@@ -41,13 +41,11 @@ from ..incoming import IncomingBody
 from .heads import request_of
 from .messages import Messages
 from .stream import StreamWire
-from .transport import Transport
+from .transport import REQUEST_STREAM_MASK, Transport
 
 LOG = logging.getLogger("sublimate.edge")
 Flight = list[tuple[bytes, Any]]
 """Datagrams with the addresses that they go to."""
-REQUEST_STREAM_MASK = 3
-"""The low bits of a stream's number: 0 where a client began it and both write."""
 
 
 class _Stream:

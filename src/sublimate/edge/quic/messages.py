@@ -3,12 +3,13 @@
 No dynamic table for what clients send: a field of one byte could stand for four thousand, and a
 head would be as large as its client likes. No extended CONNECT, no push.
 
-defines: Messages
+defines: Messages, data_head
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pylsqpack
 from aioquic.buffer import encode_uint_var
@@ -73,8 +74,7 @@ class Messages(H3Connection):
     def write(self, stream_id: int, data: bytes) -> None:
         """More of its body, which does not end with it: a frame as `send_data` would make it."""
         if data:
-            frame = DATA_TYPE + encode_uint_var(len(data)) + data
-            self._transport.send_stream_data(stream_id, frame)
+            self._transport.send_stream_data(stream_id, data_head(len(data)) + data)
 
     def end(self, stream_id: int, trailers: Sequence[Header]) -> None:
         """Of an answer whose body is written."""
@@ -94,6 +94,12 @@ class Messages(H3Connection):
         if self._local_control_stream_id is not None:
             frame = encode_frame(FrameType.GOAWAY, encode_uint_var(last_stream_id + STREAM_ID_STEP))
             self._transport.send_stream_data(self._local_control_stream_id, frame)
+
+
+@lru_cache(maxsize=1024)
+def data_head(size: int) -> bytes:
+    """Of a frame with so many bytes of a body: most of a stream's are of a few sizes."""
+    return DATA_TYPE + encode_uint_var(size)
 
 
 def _encoded(fields: Sequence[Header]) -> list[tuple[bytes, bytes]]:

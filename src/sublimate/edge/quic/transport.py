@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A QUIC connection of the library with limits of ours: windows, streams, pacing.
 
 The library doubles a window whenever half of it is used, so whoever sends decides how much is
@@ -10,15 +11,18 @@ defines: configuration_of, Pacer, Transport
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from typing import Any, cast
 
+from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
-from aioquic.quic.packet import QuicFrameType
-from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.connection import QuicConnection, QuicNetworkPath, QuicReceiveContext
+from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
-from aioquic.quic.stream import QuicStream
+from aioquic.quic.stream import QuicStream, QuicStreamSender
+from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ...errors import ConfigError
@@ -30,8 +34,18 @@ PRIVATE_KEY = re.compile(
 )
 FRAME_ROOM_BYTES = 40
 """With less left in a packet a stream's next piece waits for another one."""
+PIECE_HEAD = struct.Struct(">BIIH")
+"""Of a STREAM frame: type, stream (4 bytes), offset (4 bytes), length (2 bytes)."""
+PIECE_TYPE = QuicFrameType.STREAM_BASE | 4 | 2
+NUMBER_4, NUMBER_2 = 0x8000_0000, 0x4000
+"""What marks numbers of variable length that have 4 and 2 bytes."""
+NUMBER_4_END = 1 << 30
+REQUEST_STREAM_MASK = 3
+"""The low bits of a stream's number: 0 where a client began it and both write."""
 LIMIT_FRAME_BYTES = 1 + 2 * 8
 """A frame type and two numbers of variable length."""
+LAZY_ACK_SECONDS = 0.015
+"""Well within the 25 ms that the client was told to expect."""
 PACE_SECONDS_MIN = 0.0005
 """Between packets; an event loop's timers are no finer than twice this."""
 
@@ -69,6 +83,40 @@ class Pacer(QuicPacketPacer):
         return super().next_send_time(now)
 
 
+Piece = tuple[QuicStreamSender, int, int]
+"""Bytes of a stream from one offset to another."""
+
+
+class _Pieces:
+    """What one packet carries of which streams, as it is put together."""
+
+    __slots__ = ("frames", "pieces", "room")
+
+    def __init__(self, room: int = 0) -> None:
+        self.room = room
+        self.frames: list[bytes | bytearray] = []
+        self.pieces: list[Piece] = []
+
+    def add(self, sender: QuicStreamSender, start: int, stop: int) -> int:
+        """One frame. The offset up to which there was room."""
+        stop = min(stop, start + self.room - PIECE_HEAD.size)
+        size, begin = stop - start, start - sender._buffer_start
+        stream_id = cast(int, sender._stream_id)
+        self.frames += (
+            PIECE_HEAD.pack(PIECE_TYPE, NUMBER_4 | stream_id, NUMBER_4 | start, NUMBER_2 | size),
+            sender._buffer[begin : begin + size],
+        )
+        self.pieces.append((sender, start, stop))
+        self.room -= PIECE_HEAD.size + size
+        return stop
+
+    def content(self) -> bytes:
+        """Padded where nothing more would have had room."""
+        content = b"".join(self.frames)
+        is_full = self.room < FRAME_ROOM_BYTES
+        return content + bytes(self.room) if is_full else content
+
+
 class Transport(QuicConnection):
     """The server's end of one connection."""
 
@@ -81,9 +129,12 @@ class Transport(QuicConnection):
             (self._local_max_streams_uni, limits.QUIC_UNIDIRECTIONAL_STREAMS_MAX),
         ):
             limit.value = limit.sent = value
-        self._loss._pacer = Pacer(  # pyright: ignore[reportPrivateUsage]
-            max_datagram_size=self._max_datagram_size
-        )
+        self._fresh: dict[QuicStream, int] = {}
+        """Streams with the offset from which on they have bytes that were never sent and that the
+        library does not know of yet as something to send."""
+        self._has_bytes = False
+        """Of a stream, in the datagram that is read."""
+        self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
 
     @property
     def is_closing(self) -> bool:
@@ -105,7 +156,7 @@ class Transport(QuicConnection):
         stream = self._streams.get(stream_id)
         if stream is None:
             return 0
-        return len(stream.sender._buffer)  # pyright: ignore[reportPrivateUsage]
+        return len(stream.sender._buffer)
 
     def has_stream(self, stream_id: int) -> bool:
         """It is open in one direction at least, or never was."""
@@ -127,6 +178,145 @@ class Transport(QuicConnection):
         if stream is not None and not stream.receiver.is_finished:
             stream.receiver.stop(error_code)
 
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        """As the library's, which acknowledges all within a millisecond. Where no bytes of a stream
+        came, which their sender would wait with, that may ride with the next flight."""
+        space = self._spaces.get(Epoch.ONE_RTT)
+        was_due = space is not None and space.ack_at is not None
+        self._has_bytes = False
+        super().receive_datagram(data, addr, now)
+        if space is None or space.ack_at is None or not self._handshake_confirmed:
+            return
+        if self._has_bytes:
+            space.ack_at = min(space.ack_at, now + self._ack_delay)
+        elif not was_due:
+            space.ack_at = now + LAZY_ACK_SECONDS
+
+    def _handle_stream_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        self._has_bytes = True
+        super()._handle_stream_frame(context, frame_type, buf)
+
+    # ---- sending -------------------------------------------------------------------------------
+    def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """As the library's. What a request's stream gets when nothing of it waits is fresh: it is
+        written by `_write_fresh`; all else is the library's."""
+        stream = None if stream_id & REQUEST_STREAM_MASK else self._streams.get(stream_id)
+        if stream is None:
+            super().send_stream_data(stream_id, data, end_stream)
+            return
+        sender = stream.sender
+        is_open = sender._buffer_fin is None and sender._reset_error_code is None
+        if sender.buffer_is_empty and is_open and not end_stream and self._handshake_confirmed:
+            if data:
+                self._fresh.setdefault(stream, sender._buffer_stop)
+                sender._buffer += data
+                sender._buffer_stop += len(data)
+        else:
+            self._settle(stream, self._fresh.pop(stream, sender._buffer_stop))
+            sender.write(data, end_stream)
+
+    def _settle(self, stream: QuicStream, start: int) -> None:
+        """From this offset on a stream's fresh bytes are the library's to send."""
+        sender = stream.sender
+        if start < sender._buffer_stop and sender._reset_error_code is None:
+            sender._pending.add(start, sender._buffer_stop)
+            sender.buffer_is_empty = False
+
+    def _write_application(
+        self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
+    ) -> None:
+        """The library walks over all streams for each packet, and makes a frame in a dozen calls.
+        Here fresh bytes come first, of the streams that have some, and the library's own writing
+        finds whatever else there is to say or to say again: all, if the peer's address or its being
+        there at all is in doubt."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh, {}
+            if network_path.is_validated and not self._probe_pending:
+                self._write_fresh(builder, fresh, now)
+            else:
+                for stream, start in fresh.items():
+                    self._settle(stream, start)
+        super()._write_application(builder, network_path, now)
+
+    def _write_fresh(
+        self, builder: QuicPacketBuilder, fresh: dict[QuicStream, int], now: float
+    ) -> None:
+        """Packets of STREAM frames, all but the last of one length, so that the kernel takes a
+        flight at once (listener.py). What has no room, in a window or altogether, is settled."""
+        packet = _Pieces()
+        is_blocked = False
+        for stream, start in fresh.items():
+            sender = stream.sender
+            if is_blocked or not self._may_send(stream, start):
+                self._settle(stream, start)
+                continue
+            stop = sender._buffer_stop
+            while start < stop:
+                if packet.room < FRAME_ROOM_BYTES:
+                    self._end_packet(builder, packet, now)
+                    packet = _Pieces(self._begin_packet(builder, now))
+                    if packet.room < FRAME_ROOM_BYTES:
+                        is_blocked = True
+                        self._settle(stream, start)
+                        break
+                start = packet.add(sender, start, stop)
+            self._remote_max_data_used += start - sender.highest_offset
+            sender.highest_offset = start
+        self._end_packet(builder, packet, now)
+
+    def _may_send(self, stream: QuicStream, start: int) -> bool:
+        """All of a stream's fresh bytes."""
+        sender = stream.sender
+        if sender.highest_offset != start:
+            raise RuntimeError("something of a stream was left out")
+        stop = sender._buffer_stop
+        used: int = cast(Any, self)._remote_max_data_used
+        return (
+            sender.buffer_is_empty
+            and sender._reset_error_code is None
+            and not stream.is_blocked
+            and stop <= stream.max_stream_data_remote
+            and stop - start <= self._remote_max_data - used
+            and max(stop, cast(int, stream.stream_id)) < NUMBER_4_END
+        )
+
+    def _begin_packet(self, builder: QuicPacketBuilder, now: float) -> int:
+        """Its room in bytes, 0 if none may be sent now."""
+        self._pacing_at = self._loss._pacer.next_send_time(now)
+        if self._pacing_at is not NO_PACE:
+            return 0
+        space = self._spaces[Epoch.ONE_RTT]
+        try:
+            builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
+            if space.ack_at is not None:
+                self._write_ack_frame(builder, space, now)
+        except QuicPacketBuilderStop:
+            return 0
+        return builder.remaining_flight_space
+
+    def _end_packet(self, builder: QuicPacketBuilder, packet: _Pieces, now: float) -> None:
+        if not packet.pieces:
+            return
+        content = packet.content()
+        frame = builder.start_frame(
+            PIECE_TYPE, len(content), self._on_pieces_delivery, (packet.pieces,)
+        )
+        frame.push_bytes(content[1:])
+        self._loss._pacer.update_after_send(now)
+
+    def _on_pieces_delivery(self, delivery: QuicDeliveryState, pieces: list[Piece]) -> None:
+        """As a stream's own `on_data_delivery`, in short where all before was delivered too."""
+        for sender, start, stop in pieces:
+            is_next = start == sender._buffer_start and not len(sender._acked)
+            is_open = sender._buffer_fin is None and sender._reset_error_code is None
+            if delivery is QuicDeliveryState.ACKED and is_next and is_open:
+                del sender._buffer[: stop - start]
+                sender._buffer_start = stop
+            else:
+                sender.on_data_delivery(delivery, start, stop, False)
+
     def _write_stream_frame(
         self,
         builder: QuicPacketBuilder,
@@ -138,11 +328,11 @@ class Transport(QuicConnection):
         their turn. A packet that is full is made as long as the others, so that the kernel takes a
         flight at once (listener.py)."""
         if builder.remaining_flight_space < FRAME_ROOM_BYTES:
-            builder._datagram_needs_padding = True  # pyright: ignore[reportPrivateUsage]
+            builder._datagram_needs_padding = True
             return 0
         used = super()._write_stream_frame(builder, space, stream, max_offset)
         sender = stream.sender
-        has_more = sender._pending_eof or sender._pending[:1]  # pyright: ignore[reportPrivateUsage]
+        has_more = sender._pending_eof or sender._pending[:1]
         if not has_more:
             sender.buffer_is_empty = True
         return used
