@@ -90,9 +90,7 @@ def test_large_answers_are_compressed_for_who_takes_it(served: Served) -> None:
     assert head.headers["content-length"] == reply.headers["content-length"]
 
 
-def test_small_answers_and_streams_are_not(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_answers_and_streams_are_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = {"accept-encoding": "gzip"}
     small = served.client.post("/v1/messages", json=body(), headers=headers)
     assert "content-encoding" not in small.headers
