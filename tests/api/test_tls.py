@@ -16,6 +16,7 @@ from sublimate import _core
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
 from sublimate.edge.limits import HttpLimits
+from sublimate.edge.tls import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +155,5 @@ def test_a_renewed_certificate_is_read_at_reload(tmp_path: Path) -> None:
         with connect(served, new) as sock:
             sock.sendall(http_post(body()))
             assert read_reply(sock).status == 200
+        told = served.client.get("/.well-known/sublimate").json()
+        assert told["certificate_sha256"] == fingerprint(str(pair[0])), "clients pin it"

@@ -29,7 +29,8 @@ from sublimate.client.race import Entrant, race
 from sublimate.client.report import Tally, Used
 from sublimate.errors import ConfigError
 
-BOTH = Service(quic_port=8443, grpc_port=8444)
+CERTIFICATE = "ab" * 32
+BOTH = Service(quic_port=8443, grpc_port=8444, certificate_sha256=CERTIFICATE)
 
 
 def origin(service: Service | None = BOTH, scheme: str = "https") -> Origin:
@@ -54,6 +55,16 @@ def test_what_may_be_used(
     given: tuple[str, ...], environment: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert allowed_carriers(given, environment) == expected
+
+
+def test_nothing_of_https_goes_to_a_port_in_clear() -> None:
+    """As a server behind a TLS proxy tells of its own gRPC port."""
+    bare = Service(grpc_port=1)
+    told = plan(origin(bare), "message", ("grpc-h2", "http/1.1"))
+    assert told == Plan(("http/1.1",), "grpc in clear")
+    assert plan(origin(bare), "message", ("grpc-h2",)).carriers == ("http/1.1",)
+    in_clear = plan(origin(bare, "http"), "message", ("grpc-h2", "http/1.1"))
+    assert in_clear.carriers[0] == "grpc-h2"
 
 
 def test_a_carrier_that_does_not_exist_is_named() -> None:
@@ -109,7 +120,8 @@ def test_in_clear_frames_are_the_best_there_is() -> None:
 
 
 def test_missing_ports_are_told() -> None:
-    only_grpc, only_quic = Service(grpc_port=1), Service(quic_port=1)
+    only_grpc = Service(grpc_port=1, certificate_sha256=CERTIFICATE)
+    only_quic = Service(quic_port=1)
     assert plan(origin(only_grpc), "stream", CARRIERS) == Plan(WITHOUT_QUIC, "no quic port")
     assert plan(origin(only_quic), "stream", WITHOUT_QUIC) == Plan(OVER_HTTP1, "no grpc port")
 
@@ -139,8 +151,8 @@ def test_each_failure_doubles_the_wait_up_to_a_limit() -> None:
 def test_tickets_are_used_once_and_the_newest_first() -> None:
     known = origin()
     for ticket in "abc":
-        known.put_ticket(ticket, 2)
-    assert [known.take_ticket() for _ in range(3)] == ["c", "b", None]
+        known.put_ticket(ticket, CERTIFICATE, 2)
+    assert [known.take_ticket(CERTIFICATE) for _ in range(3)] == ["c", "b", None]
 
 
 @pytest.mark.parametrize(

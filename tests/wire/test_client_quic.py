@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from aioquic.tls import SessionTicket
 
 from quic_peer import Connection, Headers, Peer, peer
+from sublimate.client import quic
 from sublimate.client.calls import Answer, Call
 from sublimate.client.choice import Origin, Plan, Service
 from sublimate.client.library import CarrierError
@@ -169,7 +172,26 @@ async def test_another_certificate_than_the_pinned_is_refused(server: Peer) -> N
     with pytest.raises(CarrierError) as caught:
         await net.exchange(origin, call(), ONLY)
     assert caught.value.unsent and server.requests == []
+    assert not origin.tickets
     await net.close()
+
+
+async def test_a_ticket_is_kept_once_the_certificate_was_seen_to_be_right(server: Peer) -> None:
+    """An impostor's may come with its last handshake message. Resumed, it would show nothing."""
+    origin = known(server)
+    pin = origin.service.certificate_sha256 if origin.service else ""
+    session = await quic.connect(origin, server.port, Trust(pin), early=False)
+    session.receive_ticket(cast(SessionTicket, "before"))
+    assert not origin.tickets
+    session.begin()
+    await session.established
+    assert origin.tickets[0] == (pin, "before")
+    session.leave()
+    session.receive_ticket(cast(SessionTicket, "after the end"))
+    assert "after the end" not in [ticket for _, ticket in origin.tickets]
+    origin.put_ticket("of another certificate", "0" * 64, 8)
+    assert origin.take_ticket(pin) != "of another certificate"
+    assert all(held == pin for held, _ in origin.tickets)
 
 
 @pytest.mark.parametrize("path", ["/cut", "/reset"])

@@ -141,7 +141,7 @@ class Origin:
     """None: no answer of it was seen."""
     service: Service | None = None
     """None: not asked."""
-    tickets: list[object] = field(default_factory=list[object])
+    tickets: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
     """Of TLS sessions over QUIC, newest last; each is used once."""
     udp: Block = field(default_factory=lambda: Block())
     http2: Block = field(default_factory=lambda: Block())
@@ -156,13 +156,16 @@ class Origin:
         known, self.is_sublimate = self.is_sublimate, "x-layer" in headers
         return self.is_sublimate and not known
 
-    def put_ticket(self, ticket: object, count_max: int) -> None:
+    def put_ticket(self, ticket: object, pin_sha256: str, count_max: int) -> None:
+        """Of a server with this certificate."""
         with self._lock:
-            self.tickets = [*self.tickets, ticket][-count_max:]
+            self.tickets = [*self.tickets, (pin_sha256, ticket)][-count_max:]
 
-    def take_ticket(self) -> object | None:
+    def take_ticket(self, pin_sha256: str) -> object | None:
+        """The newest of the server with this certificate. Others are of no use any more."""
         with self._lock:
-            return self.tickets.pop() if self.tickets else None
+            self.tickets = [held for held in self.tickets if held[0] == pin_sha256]
+            return self.tickets.pop()[1] if self.tickets else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,7 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
         (not service.quic_port, OVER_QUIC, "no quic port"),
         (origin.udp.failures > 0, OVER_QUIC, "udp blocked"),
         (not service.grpc_port, ("grpc-h2",), "no grpc port"),
+        (_is_in_clear(origin, service), ("grpc-h2",), "grpc in clear"),
         (origin.http2.failures > 0, ("grpc-h2",), "http2 blocked"),
     )
     for missing, names, reason in rules:
@@ -201,6 +205,11 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
         # In clear there is nothing better, unless the caller names it, and then it is asked.
         fallback = "not asked yet" if origin.scheme == "https" else ""
     return Plan((*able,) or ("http/1.1",), fallback)
+
+
+def _is_in_clear(origin: Origin, service: Service) -> bool:
+    """gRPC's port has no certificate: nothing that belongs behind https goes there."""
+    return origin.scheme == "https" and not service.certificate_sha256
 
 
 def _can_carry(name: Carrier, kind: Kind) -> bool:

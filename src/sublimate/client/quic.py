@@ -106,8 +106,14 @@ class QuicSession(QuicConnectionProtocol):
 
     _quic: _Connection
 
-    def __init__(self, quic: _Connection, pin_sha256: str) -> None:
+    def __init__(
+        self, quic: _Connection, pin_sha256: str, keep: Callable[[SessionTicket], None]
+    ) -> None:
+        """keep: takes tickets of a server that was found to be the one that it should be."""
         super().__init__(quic)
+        self._keep = keep
+        self._tickets: list[SessionTicket] = []
+        """That came before that was found."""
         self._http = H3Connection(quic)
         self._pin_sha256 = pin_sha256
         self._streams: dict[int, QuicStream] = {}
@@ -136,6 +142,14 @@ class QuicSession(QuicConnectionProtocol):
     @property
     def streams_open(self) -> int:
         return len(self._streams)
+
+    def receive_ticket(self, ticket: SessionTicket) -> None:
+        """A session that is resumed shows no certificate, so a ticket of a server whose certificate
+        was not seen to be right would pass for one of the server itself."""
+        if self.established.done() and self.ended is None:
+            self._keep(ticket)
+        else:
+            self._tickets.append(ticket)
 
     # ---- requests ------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -240,8 +254,12 @@ class QuicSession(QuicConnectionProtocol):
         self.early_data_accepted = event.early_data_accepted
         self.resumed = event.session_resumed
         self.handshake_milliseconds = (self._loop.time() - self._begun_seconds) * 1e3
-        if not self.established.done():
-            self.established.set_result(None)
+        if self.established.done():
+            return
+        self.established.set_result(None)
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            self._keep(ticket)
 
     def _http_event(self, event: H3Event) -> None:
         if not isinstance(event, HeadersReceived | DataReceived):
@@ -315,7 +333,7 @@ async def connect(origin: Origin, port: int, trust: Trust, early: bool) -> QuicS
     """Begin a connection: nothing is sent yet, so that a request may go with its first packet
     (early, if there is a ticket); `begin` or `open` sends. Raises CarrierError."""
     loop = asyncio.get_running_loop()
-    ticket = origin.take_ticket() if early else None
+    ticket = origin.take_ticket(trust.pin_sha256) if early else None
     configuration = QuicConfiguration(
         alpn_protocols=H3_ALPN,
         is_client=True,
@@ -328,15 +346,16 @@ async def connect(origin: Origin, port: int, trust: Trust, early: bool) -> QuicS
     configuration.load_verify_locations(cadata=trust.authorities or None)
 
     def keep(ticket: SessionTicket) -> None:
-        origin.put_ticket(ticket, TICKETS_MAX)
+        origin.put_ticket(ticket, trust.pin_sha256, TICKETS_MAX)
 
-    quic = _Connection(
-        configuration=configuration,
-        session_ticket_handler=keep,
-    )
+    def receive(ticket: SessionTicket) -> None:
+        session.receive_ticket(ticket)
+
+    quic = _Connection(configuration=configuration, session_ticket_handler=receive)
+    session = QuicSession(quic, trust.pin_sha256, keep)
     try:
-        transport, session = await loop.create_datagram_endpoint(
-            lambda: QuicSession(quic, trust.pin_sha256), remote_addr=(origin.host, port)
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: session, remote_addr=(origin.host, port)
         )
     except (OSError, socket.gaierror):
         text = f"{origin.host} has no address that can be reached."

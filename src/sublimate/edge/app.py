@@ -474,6 +474,7 @@ class EdgeServer:
             self.access.reload()
             if self._tls is not None:
                 load_chain(self._tls, self.settings.tls_certificate, self.settings.tls_key)
+                self.tls_info["certificate_sha256"] = fingerprint(self.settings.tls_certificate)
                 if self._grpc is not None and (certificate := self._certificate()):
                     self._grpc.reload(certificate)
             if self._quic is not None:
