@@ -10,6 +10,7 @@ from grammar import check_stream
 from harness import Served, body, exchange_bytes, http_post, serve, wait_until
 from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
+from sublimate.edge.idempotency import Outcomes
 from test_errors import check_error
 
 COUNT = {"stream": True, "max_tokens": 4000, "seed": 1}
@@ -111,3 +112,21 @@ def test_http_1_0_gets_it_unframed(slow: Served) -> None:
     for _ in range(2):
         with slow.connect() as sock:
             assert exchange_bytes(sock, data).status == 200
+
+
+def test_who_comes_back_and_leaves_again_has_all_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr(Outcomes, "later", lambda _, end: ends.append(end))
+    key = {"idempotency-key": "twice"}
+    with serve(step_delay_us=5000) as served:
+        for times in (1, 2):
+            asked = body("count", **COUNT)
+            with served.client.stream("POST", "/v1/messages", json=asked, headers=key) as reply:
+                next(reply.iter_raw())
+            wait_until(lambda times=times: len(ends) == times)
+        served.call(ends[0])
+        assert not served.idle(), "the first time is over, the second is not"
+        served.call(ends[1])
+        wait_until(served.idle)

@@ -6,6 +6,7 @@ import gc
 import http.server
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 import anthropic
@@ -13,6 +14,7 @@ import pytest
 
 from harness import Served, serve
 from sublimate.client import Used, async_http_client, http_client
+from sublimate.client.core import Core
 from sublimate.client.library import load_library
 
 USER = {"role": "user", "content": "say hello"}
@@ -118,6 +120,16 @@ def test_a_fork_has_connections_of_its_own(server: Served) -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert client.get(f"{server.url}/v1/models").status_code == 200
+
+
+def test_a_child_does_not_end_its_parents_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel of gRPC that is collected in a child hangs there."""
+    core = Core(load_library(), (), True, {})
+    network = weakref.ref(core.network)
+    monkeypatch.setattr(core, "process", -1)
+    assert core.after_fork() and not core.after_fork()
+    gc.collect()
+    assert network() is not None and network() is not core.network
 
 
 def test_a_client_that_is_forgotten_leaves_nothing(server: Served) -> None:

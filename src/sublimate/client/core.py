@@ -78,6 +78,8 @@ class Core:
         self.tally = Tally()
         self._origins: dict[tuple[str, str, int], Origin] = {}
         self._lock = threading.Lock()
+        self._left_behind: list[Network] = []
+        """Of the processes that this one was forked from: ending their connections would hang."""
         self._begin()
 
     def _begin(self) -> None:
@@ -91,6 +93,7 @@ class Core:
         with self._lock:
             if self.process == os.getpid():
                 return False
+            self._left_behind.append(self.network)
             self._begin()
             for origin in self._origins.values():
                 origin.tickets = []  # the parent uses them

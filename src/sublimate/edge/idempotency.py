@@ -61,6 +61,8 @@ class Outcome:
         self._head: tuple[int, Sequence[Header]] | None = None
         self._is_stream = False
         self._content: list[bytes] = []
+        self._times_left = 0
+        """How often its last reader has gone."""
 
     # ---- readers -------------------------------------------------------------------------------
     def first(self, reader: Exchange) -> Exchange:
@@ -104,14 +106,19 @@ class Outcome:
         self._readers.pop(reader, None)
         if self._readers or self.is_complete:
             return
+        self._times_left += 1
+        left = self._times_left
         if reader.was_cancelled:
-            self._give_up()
+            self._give_up(left)
         else:
-            self._store.later(self._give_up)
+            self._store.later(lambda: self._give_up(left))
 
-    def _give_up(self) -> None:
-        """Nobody wants it: the last reader has cancelled, or has not come back."""
+    def _give_up(self, left: int) -> None:
+        """Nobody wants it: the last reader has cancelled, or has not come back since it was left
+        for that time."""
         if self._readers or self.is_complete or self._exchange is None:
+            return
+        if left != self._times_left:
             return
         self.is_closing = True
         self._store.drop(self)
