@@ -258,7 +258,7 @@ def thinking_alone_is_no_answer(served: Served) -> None:
     always = HERMES.replace("enable_thinking is false", "false")  # there is nothing to switch
     with serve(answers=said, model=thinking_model(always)) as each:
         for asked in said:  # the model ends its turn behind its thinking, and within it
-            request = request_of("A80", messages=[{"role": "user", "content": asked}])
+            request = request_of("A80", seed=1, messages=[{"role": "user", "content": asked}])
             streamed = check_stream(ask(each, {**request, "stream": True}).content).message
             for message in (answered(each, request), streamed):
                 kinds = [block["type"] for block in message["content"]]

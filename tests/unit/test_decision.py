@@ -197,7 +197,15 @@ def site() -> Iterator[str]:
 def test_vectors_in_a_browser(site: str, tmp_path: Path) -> None:
     if BROWSER is None:
         pytest.skip("chromium is not installed")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    command = [BROWSER, *flags, "--virtual-time-budget=20000", "--dump-dom", site]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert SAID in done.stdout, done.stdout + done.stderr[-2000:]
+    said = ""
+    # Time in the page is not the machine's: where others are busy it may be over before the answers
+    # of the server are there.
+    for budget in (20_000, 100_000, 500_000):
+        profile = f"--user-data-dir={tmp_path / str(budget)}"
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", profile]
+        command = [BROWSER, *flags, f"--virtual-time-budget={budget}", "--dump-dom", site]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        said = done.stdout + done.stderr[-2000:]
+        if SAID in done.stdout:
+            return
+    raise AssertionError(said)
