@@ -4,20 +4,19 @@ messages of methods with bytes changed.
 Each body gives messages or a typed error, the same wherever it is cut; each message gives a request
 of the HTTP API whose body is JSON, or a typed error.
 
-    python tests/fuzz/fuzz_grpc.py --seconds 60      # tests run it for a moment
+    PYTHONPATH=tests python tests/fuzz/fuzz_grpc.py --seconds 60     # tests run it for a moment
 
 defines: broken, one_body, run
 """
 
-import argparse
 import itertools
 import random
 import sys
-import time
 
 import msgspec
 from google.protobuf.json_format import ParseDict
 
+from fuzz.seeds import main, run_seeds
 from sublimate.api.grpc.services import methods
 from sublimate.edge.errors import ApiError
 from sublimate.edge.grpc.framing import MessageReader, framed_message
@@ -109,32 +108,8 @@ def one_body(draw: random.Random, data: bytes) -> str:
 
 def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, int]:
     """How often each outcome came."""
-    outcomes: dict[str, int] = {}
-    end = time.monotonic() + seconds
-    number = 0
-    while number < count_max and time.monotonic() < end:
-        draw = random.Random(seed + number)
-        try:
-            code = one_body(draw, broken(draw))
-        except BaseException:
-            sys.stderr.write(f"failing seed: {seed + number}\n")
-            raise
-        outcomes[code] = outcomes.get(code, 0) + 1
-        number += 1
-    return outcomes
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=None, help="one seed, once")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        sys.stdout.write(f"{run(60, arguments.seed, 1)}\n")
-        return
-    seed = time.time_ns()
-    sys.stdout.write(f"first seed {seed}\n{run(arguments.seconds, seed)}\n")
+    return run_seeds(lambda draw: one_body(draw, broken(draw)), seconds, seed, count_max)
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -4,12 +4,11 @@ and control streams that are no HTTP/3, sealed as a client would seal them.
 Nothing of it may raise past the connection, which goes on, or ends with every request of it told
 that its client is gone.
 
-    python tests/fuzz/fuzz_quic.py --seconds 60      # tests run it for a moment
+    PYTHONPATH=tests python tests/fuzz/fuzz_quic.py --seconds 60     # tests run it for a moment
 
-defines: one_connection, run, main
+defines: one_connection, run
 """
 
-import argparse
 import asyncio
 import random
 import ssl
@@ -24,6 +23,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from fuzz.fuzz_request import Application, mutate
+from fuzz.seeds import main
 from sublimate.cli.certificate import own_certificate
 from sublimate.edge.exchange import Exchange
 from sublimate.edge.quic import connection as adapter
@@ -142,17 +142,5 @@ def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, in
     return outcomes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=None, help="one seed, once")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        sys.stdout.write(f"{run(60, arguments.seed, 1)}\n")
-        return
-    seed = time.time_ns()
-    sys.stdout.write(f"first seed {seed}\n{run(arguments.seconds, seed)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -5,10 +5,9 @@
 Property: every input is either a prompt or one row of the error table, in bounded time; nothing
 else is raised. Seeds are printed; a failing one repeats with --seed.
 
-defines: mutate, one_body, one_head, run, main
+defines: mutate, one_body, one_head, run
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("", "api", "unit")]
 
 import msgspec  # noqa: E402
 
+from fuzz.seeds import main  # noqa: E402
 from sublimate.api.messages.fingerprints import Fingerprints  # noqa: E402
 from sublimate.api.messages.read import read_message  # noqa: E402
 from sublimate.api.routes import ROUTES  # noqa: E402
@@ -250,17 +250,5 @@ def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, in
     return outcomes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=None, help="one seed, once")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        sys.stdout.write(f"{run(60, arguments.seed, 1)}\n")
-        return
-    seed = time.time_ns()
-    sys.stdout.write(f"first seed {seed}\n{run(arguments.seconds, seed)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -6,18 +6,18 @@ Properties: every conversation renders or exceeds a limit; content never yields 
 text is in the prompt; nothing of the interpreter is reached; a template is an error at load or
 works.
 
-defines: conversation, one_conversation, one_template, run, main
+defines: conversation, one_conversation, one_template, run
 """
 
-import argparse
 import random
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "api"), str(ROOT / "tests" / "unit")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("", "api", "unit")]
 
+from fuzz.seeds import main  # noqa: E402
 from sublimate.errors import ModelError  # noqa: E402
 from sublimate.model.template import ChatTemplate, TemplateLimitError  # noqa: E402
 from sublimate.model.tokenizer import Tokenizer  # noqa: E402
@@ -127,17 +127,5 @@ def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, in
     return outcomes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=None, help="one seed, once")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        sys.stdout.write(f"{run(60, arguments.seed, 1)}\n")
-        return
-    seed = time.time_ns()
-    sys.stdout.write(f"first seed {seed}\n{run(arguments.seconds, seed)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -161,7 +161,7 @@ def test_tickets_are_used_once_and_the_newest_first() -> None:
         (b'{"ports":{"http":1,"https":2}}', Service()),
         (
             b'{"ports":{"h3":2,"grpc":3},"certificate_sha256":"' + b"A" * 64 + b'","policy":"p"}',
-            Service(2, 3, "a" * 64, "p"),
+            Service(2, 3, "a" * 64),
         ),
         (b'{"ports":{"h3":70000}}', None),
         (b'{"ports":{"h3":1},"certificate_sha256":"ab"}', None),

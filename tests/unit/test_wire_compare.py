@@ -291,7 +291,9 @@ def allowed() -> Iterator[None]:
 
 
 @pytest.mark.alone
-def test_old_takes_more_packets_and_a_round_trip_more(allowed: None, tmp_path: Path) -> None:
+def test_old_takes_three_times_the_packets_and_a_round_trip_more(
+    allowed: None, tmp_path: Path
+) -> None:
     model = fetch("default", cache_folder(Settings()))
     command = [sys.executable, "-m", "sublimate", "wire-compare", "--model", str(model.path)]
     command += ["-n", "2", "--rounds", "1", "--generate", "32", "--rtt", "20", "--out"]
@@ -304,19 +306,19 @@ def test_old_takes_more_packets_and_a_round_trip_more(allowed: None, tmp_path: P
     assert len(rows) == 2 * len(names) and "<svg" in (tmp_path / "wire.svg").read_text()
     for kept in (False, True):
         for name in names[1:]:
-            assert rows[name, kept].packets_of_old.median > 2, name
+            assert rows[name, kept].packets_of_old.median >= 3, name
             assert rows[name, kept].connections == (0 if kept else 1), name
         old, new, twin = (rows[name, kept] for name in ("old", "tls", "uvicorn"))
         # On a busy machine tokens come together, to the old layer's client most of all.
         assert kept or old.client_packets > new.client_packets
         assert set(old.hops) >= {"broker", "executor"}
-        assert old.first_byte_ms.median > new.first_byte_ms.median + 10
+        assert old.first_byte_ms.median - new.first_byte_ms.median >= 20
         # Tokens that came together are one event, so the same text differs by some frames.
-        assert abs(new.body_bytes - old.body_bytes) < 2000
-        assert abs(new.packets.median - twin.packets.median) < 30, "what streams is the same"
+        assert abs(new.body_bytes - old.body_bytes) < 400
+        assert abs(new.packets.median - twin.packets.median) < 8, "what streams is the same"
     assert rows["old", False].connections == 2
     assert rows["tls", False].resumed_share == rows["h3", False].resumed_share == 1
     assert rows["h3", False].first_byte_ms.median < rows["tls", False].first_byte_ms.median
     assert rows["grpc-h3", False].resumed_share == 1 and rows["grpc-h3", False].early_share == 0
     assert rows["old", True].connections == 0
-    assert rows["tls", False].first_byte_ms.median >= 60, "three round trips"
+    assert rows["tls", False].first_byte_ms.median >= 60 > rows["tls", True].first_byte_ms.median

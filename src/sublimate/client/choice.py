@@ -85,7 +85,6 @@ class Service:
     grpc_port: int = 0
     certificate_sha256: str = ""
     """In hex, of the certificate on all of these ports."""
-    policy: str = ""
     certificate: bytes = field(default=b"", repr=False)
     """The same in PEM, where it had to be fetched; added by the client."""
 
@@ -156,6 +155,13 @@ class Origin:
         known, self.is_sublimate = self.is_sublimate, "x-layer" in headers
         return self.is_sublimate and not known
 
+    @property
+    def grpc_port(self) -> int:
+        """0: there is none, or it has no certificate, and nothing of https goes to such a port."""
+        service = self.service or Service()
+        in_clear = self.scheme == "https" and not service.certificate_sha256
+        return 0 if in_clear else service.grpc_port
+
     def put_ticket(self, ticket: object, pin_sha256: str, count_max: int) -> None:
         """Of a server with this certificate."""
         with self._lock:
@@ -194,7 +200,7 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
         (not service.quic_port, OVER_QUIC, "no quic port"),
         (origin.udp.failures > 0, OVER_QUIC, "udp blocked"),
         (not service.grpc_port, ("grpc-h2",), "no grpc port"),
-        (_is_in_clear(origin, service), ("grpc-h2",), "grpc in clear"),
+        (not origin.grpc_port, ("grpc-h2",), "grpc in clear"),
         (origin.http2.failures > 0, ("grpc-h2",), "http2 blocked"),
     )
     for missing, names, reason in rules:
@@ -205,11 +211,6 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
         # In clear there is nothing better, unless the caller names it, and then it is asked.
         fallback = "not asked yet" if origin.scheme == "https" else ""
     return Plan((*able,) or ("http/1.1",), fallback)
-
-
-def _is_in_clear(origin: Origin, service: Service) -> bool:
-    """gRPC's port has no certificate: nothing that belongs behind https goes there."""
-    return origin.scheme == "https" and not service.certificate_sha256
 
 
 def _can_carry(name: Carrier, kind: Kind) -> bool:

@@ -21,7 +21,6 @@ class _Ports(msgspec.Struct):
 class _WellKnown(msgspec.Struct):
     ports: _Ports
     certificate_sha256: str | None = None
-    policy: str | None = None
 
 
 def read_service(body: bytes) -> Service | None:
@@ -34,6 +33,6 @@ def read_service(body: bytes) -> Service | None:
         return None
     digest = (said.certificate_sha256 or "").lower()
     try:
-        return Service(said.ports.h3, said.ports.grpc, digest, said.policy or "")
+        return Service(said.ports.h3, said.ports.grpc, digest)
     except ValueError:
         return None

@@ -84,8 +84,7 @@ class Network:
             self._let_run(self._shared(origin, "quic", lambda: self._quic(origin, None)))
         if with_quic and not origin.udp.failures:
             return
-        has_grpc = service.grpc_port and (service.certificate_sha256 or origin.scheme == "http")
-        if has_grpc and "grpc-h2" in carriers and id(origin) not in self._channels:
+        if origin.grpc_port and "grpc-h2" in carriers and id(origin) not in self._channels:
             self._let_run(self._shared(origin, "http2", lambda: self._http2(origin)))
 
     def _let_run(self, task: asyncio.Task[Ready]) -> None:
@@ -237,12 +236,12 @@ class Network:
         from .http2 import Http2Channel
 
         service = origin.service
-        if service is None or not service.grpc_port:
+        if service is None or not origin.grpc_port:
             raise CarrierError("ConnectError", "The server has no gRPC port.", unsent=True)
         roots = None
-        if service.certificate_sha256 or origin.scheme == "https":
+        if service.certificate_sha256:
             roots = self._trust(origin).roots() + service.certificate
-        channel = Http2Channel(f"{origin.host}:{service.grpc_port}", roots)
+        channel = Http2Channel(f"{origin.host}:{origin.grpc_port}", roots)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await channel.ready()

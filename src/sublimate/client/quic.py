@@ -139,10 +139,6 @@ class QuicSession(QuicConnectionProtocol):
     def is_open(self) -> bool:
         return self.ended is None
 
-    @property
-    def streams_open(self) -> int:
-        return len(self._streams)
-
     def receive_ticket(self, ticket: SessionTicket) -> None:
         """A session that is resumed shows no certificate, so a ticket of a server whose certificate
         was not seen to be right would pass for one of the server itself."""

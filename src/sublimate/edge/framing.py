@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 LAST_CHUNK = b"0\r\n\r\n"
 # 529 is no registered status; its phrase is ours.
 _PHRASES = {529: "Overloaded"}
+PROTOCOLS = {
+    (chunked, secure): f"HTTP/1.{int(chunked)}{' over TLS' if secure else ''}"
+    for chunked in (False, True)
+    for secure in (False, True)
+}
+"""By whether chunks are understood, and TLS."""
 
 
 class Http1Wire:
@@ -42,8 +48,7 @@ class Http1Wire:
     @property
     def protocol(self) -> str:
         """For people."""
-        secure = self._connection.transport.get_extra_info("sslcontext") is not None
-        return f"HTTP/1.{int(self.chunked)}{' over TLS' if secure else ''}"
+        return PROTOCOLS[self.chunked, self._connection.is_secure]
 
     @property
     def is_closing(self) -> bool:
@@ -84,7 +89,7 @@ class Http1Wire:
     def base_url(self) -> str:
         transport = self._connection.transport
         host, port, *_ = transport.get_extra_info("sockname")
-        scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        scheme = "https" if self._connection.is_secure else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _head(self, status: int, fields: Sequence[Header]) -> bytes:

@@ -109,6 +109,8 @@ class HttpConnection(asyncio.Protocol):
         self.standing = standing
         self.descriptor = -1
         """Of the socket, while it may be written past the transport."""
+        self.is_secure = False
+        """TLS."""
         self.limits = application.limits
         self._application = application
         self._loop = loop
@@ -152,7 +154,8 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
         sock = self.transport.get_extra_info("socket")
-        if sock is not None and self.transport.get_extra_info("sslcontext") is None:
+        self.is_secure = self.transport.get_extra_info("sslcontext") is not None
+        if sock is not None and not self.is_secure:
             self.descriptor = sock.fileno()
         if not self._application.connection_opened(self):
             self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
