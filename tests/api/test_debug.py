@@ -19,8 +19,8 @@ from harness import Served, body, http_post, serve, wait_until
 from sublimate import _core
 from sublimate.config import EdgeSettings
 from sublimate.edge import limits
-from sublimate.edge.stories import UNTIL_ENDED, Stories
-from sublimate.edge.timing import STAGES
+from sublimate.edge.observe.stories import UNTIL_ENDED, Stories
+from sublimate.edge.observe.timing import STAGES
 from test_errors import check_error
 from test_grpc_calls import CREATE, begun, request
 

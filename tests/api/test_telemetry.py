@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from harness import Served, body, http_post, serve, wait_until
 from sublimate.config import EdgeSettings
-from sublimate.edge import telemetry
+from sublimate.edge.observe import telemetry
 from sublimate.errors import ConfigError
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

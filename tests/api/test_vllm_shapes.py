@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness import Served, body, serve
 from sublimate.config import EdgeSettings
-from sublimate.edge import compat
+from sublimate.edge.observe import compat
 from sublimate.errors import ConfigError
 from test_errors import check_error
 from tiny_model import ids, tiny_model

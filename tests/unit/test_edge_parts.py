@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sublimate import _core
 from sublimate.api.messages.answers import usage
 from sublimate.config import EdgeSettings, LogSettings
-from sublimate.edge import log
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.generate import choose_profile
 from sublimate.edge.limits import HttpLimits, limits_from_environment
-from sublimate.edge.metrics import histogram_family
+from sublimate.edge.observe import log
+from sublimate.edge.observe.metrics import histogram_family
 from sublimate.edge.routes import Routes
 from sublimate.errors import ConfigError
 

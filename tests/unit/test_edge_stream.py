@@ -11,10 +11,10 @@ from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.framing import Http1Wire
 from sublimate.edge.generation import Generation, Prompt
-from sublimate.edge.metrics import Metrics
+from sublimate.edge.observe.metrics import Metrics
+from sublimate.edge.observe.timing import Timing
 from sublimate.edge.sampling import SamplingFields, check_sampling
 from sublimate.edge.stream import Answer
-from sublimate.edge.timing import Timing
 from sublimate.model.turns import said
 
 TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'

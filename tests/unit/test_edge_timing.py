@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from harness import serve, wait_until
 from sublimate import _core
-from sublimate.edge.log import TextFormatter
-from sublimate.edge.timing import STAGES, Timing
+from sublimate.edge.observe.log import TextFormatter
+from sublimate.edge.observe.timing import STAGES, Timing
 
 
 class Event:

@@ -22,7 +22,7 @@ import pytest
 import house
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import Settings, cache_folder
-from sublimate.edge.compat import NAMES
+from sublimate.edge.observe.compat import NAMES
 from sublimate.errors import ConfigError, PeerError
 from sublimate.model.files import fetch
 from sublimate.policy import manifest

@@ -26,7 +26,7 @@ from sublimate.bench.tax_interference import Interference, fair_share, measure_i
 from sublimate.bench.tax_ledger import Ledger, Stage, measure_ledger
 from sublimate.bench.tax_report import Report, tables
 from sublimate.config import Settings, cache_folder
-from sublimate.edge.timing import STAGES
+from sublimate.edge.observe.timing import STAGES
 from sublimate.engine.inprocess import Engine
 from sublimate.engine.results import Completion
 from sublimate.errors import ConfigError, EngineError, ModelError

@@ -16,10 +16,10 @@ import msgspec
 from ..edge import limits
 from ..edge.errors import ApiError
 from ..edge.exchange import Exchange
-from ..edge.narrate import told_record, view
-from ..edge.stories import Story
-from ..edge.timing import NS_PER_MS
-from ..edge.trace import EngineTrace
+from ..edge.observe.narrate import told_record, view
+from ..edge.observe.stories import Story
+from ..edge.observe.timing import NS_PER_MS
+from ..edge.observe.trace import EngineTrace
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .. import _core
-from ..edge import metrics as numbers
 from ..edge.exchange import Exchange
+from ..edge.observe import metrics as numbers
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer

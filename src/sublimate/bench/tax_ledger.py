@@ -1,6 +1,6 @@
-"""Figure 3: where the time of a request goes. The server logs its stages (edge/timing.py); the
-client knows, by a clock of its own, how long the whole took. What the stages leave is the sockets,
-the kernel and the client.
+"""Figure 3: where the time of a request goes. The server logs its stages (observe/timing.py in the
+edge); the client knows, by a clock of its own, how long the whole took. What the stages leave is
+the sockets, the kernel and the client.
 
 defines: Stage, Ledger, RESIDUE_MAX, measure_ledger
 """

@@ -30,14 +30,14 @@ from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
 from .idempotency import FIELD, Outcomes
 from .limits import HttpLimits
-from .log import log_body, log_exchange
 from .masks import yield_to_others
-from .metrics import Metrics
+from .observe.log import log_body, log_exchange
+from .observe.metrics import Metrics
+from .observe.stories import Stories
+from .observe.telemetry import open_telemetry
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
-from .stories import Stories
 from .stream import Answer
-from .telemetry import open_telemetry
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
 

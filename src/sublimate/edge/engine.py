@@ -29,10 +29,10 @@ from ..policy.decision import Hardware, Headroom, Request, decide
 from . import limits
 from .errors import ApiError
 from .masks import MaskKeeper
+from .observe.timing import NS_PER_SECOND
+from .observe.trace import EngineTrace
 from .record import Tenant, request_words, write_record
 from .sampling import Sampling
-from .timing import NS_PER_SECOND
-from .trace import EngineTrace
 
 LOG = logging.getLogger("sublimate.edge")
 

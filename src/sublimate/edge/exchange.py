@@ -18,7 +18,7 @@ from .quota import NOBODY, GiveWay, Lease
 from .wire import Header, Wire
 
 if TYPE_CHECKING:
-    from .timing import Timing
+    from .observe.timing import Timing
 
 JSON_TYPE = ("content-type", "application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"

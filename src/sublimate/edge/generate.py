@@ -27,9 +27,9 @@ from .exchange import Exchange, Header, new_identifier
 from .generation import Generation, Prompt, Surface, thinking_limit
 from .guard import check_json
 from .memory import trimmed
-from .metrics import PARTS_PER_MILLION
+from .observe.metrics import PARTS_PER_MILLION
+from .observe.timing import Timing
 from .textmodel import TextModel
-from .timing import Timing
 
 if TYPE_CHECKING:
     from .app import EdgeServer

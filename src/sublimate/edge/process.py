@@ -21,7 +21,7 @@ from ..control.child import enter_child
 from ..errors import ExitCode, SublimateError
 from .app import EdgeServer
 from .limits import limits_from_environment
-from .log import configure
+from .observe.log import configure
 from .routes import Routes
 from .server import create_server
 from .textmodel import load_text_model

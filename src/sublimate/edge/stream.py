@@ -17,8 +17,8 @@ from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
 from .generation import Prompt
-from .metrics import Metrics
-from .timing import NS_PER_SECOND, Timing
+from .observe.metrics import Metrics
+from .observe.timing import NS_PER_SECOND, Timing
 
 LOG = logging.getLogger("sublimate.edge")
 COMPLETE = frozenset(("end_turn", "max_tokens", "stop_sequence", "tool_use"))

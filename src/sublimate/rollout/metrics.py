@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..edge.compat import NAMES, OURS, THEIRS
+from ..edge.observe.compat import NAMES, OURS, THEIRS
 
 
 class Migration(msgspec.Struct, frozen=True):

@@ -15,8 +15,8 @@ import msgspec
 from ... import _core
 from ...edge.blocks import Piece, fold_pieces
 from ...edge.dialect import Dialect, Score
+from ...edge.observe.timing import NS_PER_SECOND
 from ...edge.stream import Answer
-from ...edge.timing import NS_PER_SECOND
 from ..openai.scores import shown_scores
 from .errors import OLLAMA_ERRORS
 from .request import OllamaGeneration

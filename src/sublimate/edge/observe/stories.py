@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from .._core import LIMITS
-from . import limits
+from ..._core import LIMITS
+from .. import limits
 from .timing import NS_PER_SECOND, STAGES, Timing
 from .trace import PART, READ_MAX, RECORD_BYTES, STEP, EngineTrace, head_of, is_record
 
 if TYPE_CHECKING:
-    from .engine import Submission, Ticket
-    from .exchange import Exchange
-    from .stream import Answer
+    from ..engine import Submission, Ticket
+    from ..exchange import Exchange
+    from ..stream import Answer
 
 PATH_CHARACTERS_MAX = 200
 UNTIL_ENDED = "settle"

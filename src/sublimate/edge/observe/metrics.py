@@ -22,13 +22,13 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from .._core import Histogram
-from ..config import PROFILES, Profile
+from ..._core import Histogram
+from ...config import PROFILES, Profile
 from . import compat
 
 if TYPE_CHECKING:
-    from .engine import EngineLink
-    from .stream import Answer
+    from ..engine import EngineLink
+    from ..stream import Answer
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "sublimate_"

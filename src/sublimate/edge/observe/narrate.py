@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from .._core import LIMITS, POLICY
-from ..policy.decision import Decision, Hardware, Request, decide
+from ..._core import LIMITS, POLICY
+from ...policy.decision import Decision, Hardware, Request, decide
 from .stories import UNPREPARED, UNTIL_ENDED, Story
 from .timing import NS_PER_MS
 from .trace import RECORD_BYTES

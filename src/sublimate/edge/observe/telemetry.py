@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ConfigError
-from .sampling import INT32_MAX
+from ...errors import ConfigError
+from ..sampling import INT32_MAX
 from .timing import NS_PER_SECOND
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
-    from .stream import Answer
+    from ..exchange import Exchange
+    from ..stream import Answer
 
 LOG = logging.getLogger("sublimate.telemetry")
 PROVIDER = "sublimate"

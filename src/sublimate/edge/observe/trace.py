@@ -10,7 +10,7 @@ import struct
 import time
 from typing import Any
 
-from .. import _core
+from ... import _core
 from .timing import NS_PER_SECOND
 
 RECORD = struct.Struct("<q14i")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 
-from .. import _core
+from ... import _core
 
 STAGES = (
     *("read", "parse", "template", "tokenise", "publish", "admit"),

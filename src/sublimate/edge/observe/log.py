@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ..config import LogSettings
+from ...config import LogSettings
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
-    from .stream import Answer
+    from ..exchange import Exchange
+    from ..stream import Answer
 
 REQUESTS = logging.getLogger("sublimate.request")
 MILLISECONDS = 1000.0
