@@ -28,8 +28,8 @@ from sublimate.config import EdgeSettings  # noqa: E402
 from sublimate.edge.errors import ApiError, ErrorShape  # noqa: E402
 from sublimate.edge.exchange import Exchange, Request  # noqa: E402
 from sublimate.edge.generate import prepare  # noqa: E402
-from sublimate.edge.guard import check_json  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
+from sublimate.edge.json_bounds import check_json  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
 from sublimate.edge.sampling import Sampling, SamplingFields, check_sampling  # noqa: E402
 from tiny_model import tiny_model  # noqa: E402

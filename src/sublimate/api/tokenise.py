@@ -18,7 +18,7 @@ from ..edge import limits
 from ..edge.errors import field_error
 from ..edge.exchange import Exchange
 from ..edge.generate import NeedsThreadError, check_length, prepare
-from ..edge.guard import check_json
+from ..edge.json_bounds import check_json
 from ..edge.memory import trimmed
 from ..model.template import Rendered
 from ..model.tokenizer import Tokenizer

@@ -25,7 +25,7 @@ from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, new_identifier
 from .generation import Generation, Prompt, Surface, thinking_limit
-from .guard import check_json
+from .json_bounds import check_json
 from .memory import trimmed
 from .observe.metrics import PARTS_PER_MILLION
 from .observe.timing import Timing

@@ -16,7 +16,7 @@ import msgspec
 
 from ..edge.errors import ApiError, field_error
 from ..edge.exchange import Exchange
-from ..edge.guard import check_json
+from ..edge.json_bounds import check_json
 from ..edge.routes import Methods
 from . import records
 from .broker import Broker

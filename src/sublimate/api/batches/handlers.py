@@ -16,7 +16,7 @@ import msgspec
 
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
-from ...edge.guard import check_json
+from ...edge.json_bounds import check_json
 from ...edge.memory import trimmed
 from ..body import send_body
 from ..decode import decode_body

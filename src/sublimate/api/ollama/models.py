@@ -13,7 +13,7 @@ import msgspec
 
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
-from ...edge.guard import check_json
+from ...edge.json_bounds import check_json
 from ..decode import decode_body
 from .request import TAG, model_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
-from sublimate.edge.guard import check_json
+from sublimate.edge.json_bounds import check_json
 
 Scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
 Values = st.recursive(
