@@ -1,0 +1,187 @@
+"""The settings that hold: defaults < TOML file < environment < flags.
+
+Field names are unique over the tree, so a field has one name everywhere: `kv_memory` in the TOML
+file, SUBLIMATE_KV_MEMORY in the environment, --kv-memory as a flag.
+
+defines: load_settings, Effective
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from ..errors import ConfigError, nearest
+from .folders import default_config_path
+from .sizes import parse_size
+from .tree import ENVIRONMENT_PREFIX, FIELDS, SECTIONS, Field, Settings
+
+PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
+# Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
+OTHER_VARIABLES = (
+    "SUBLIMATE_CONFIG",
+    "SUBLIMATE_HTTP_",
+    "SUBLIMATE_LEGACY_",
+    "SUBLIMATE_PARENT",
+    "SUBLIMATE_POLICY_KEY",
+    "SUBLIMATE_KEY_PASSWORD",
+)
+
+
+class Effective(msgspec.Struct, frozen=True):
+    """The settings that hold, where each came from, and notes about what was passed over."""
+
+    settings: Settings
+    origins: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    def value(self, name: str) -> Any:
+        section = FIELDS[name].section
+        owner = getattr(self.settings, section) if section else self.settings
+        return getattr(owner, name)
+
+
+def _shown(field: Field, value: Any) -> str:
+    return "(a secret)" if field.secret else repr(value)
+
+
+def _coerce_text(field: Field, text: str) -> Any:
+    """A value of the field's kind from text. ValueError if it is none."""
+    if field.kind == "int":
+        return int(text)
+    if field.kind == "float":
+        return float(text)
+    if field.kind == "size":
+        return parse_size(text)
+    if field.kind == "list":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if field.kind == "bool":
+        words = {"1": True, "true": True, "yes": True, "on": True}
+        words |= {"0": False, "false": False, "no": False, "off": False, "": False}
+        if text.lower() not in words:
+            raise ValueError("expected true or false")
+        return words[text.lower()]
+    return text
+
+
+def _checked(field: Field, value: Any, origin: str) -> Any:
+    """The value as the field's type, or ConfigError that names field, source and what is valid."""
+    place = f"{field.name} = {_shown(field, value)} ({origin})"
+    if isinstance(value, str) and field.kind != "str":
+        try:
+            value = _coerce_text(field, value)
+        except ValueError as error:
+            reason = str(error) if field.kind in ("size", "bool") else f"expected {field.kind}"
+            raise ConfigError(f"{place}: {reason}.") from None
+    if field.choices and value not in field.choices:
+        valid = ", ".join(choice or "''" for choice in field.choices)
+        hint = nearest(str(value), field.choices)
+        raise ConfigError(f"{place}: expected one of {valid}.{hint}")
+    owner = SECTIONS[field.section] if field.section else Settings
+    try:
+        section = msgspec.convert({field.name: value}, owner)
+    except msgspec.ValidationError as error:
+        reason = str(error).split(" - at ")[0]
+        raise ConfigError(f"{place}: {reason}.") from None
+    return getattr(section, field.name)
+
+
+def _from_file(path: Path, required: bool) -> dict[str, tuple[Any, str]]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"The configuration file {path} does not exist.") from None
+        return {}
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error}") from None
+    flat: dict[str, tuple[Any, str]] = {}
+    for key, value in table.items():
+        if key in SECTIONS and isinstance(value, dict):
+            entries = cast(dict[str, Any], value)
+        else:
+            entries = {key: value}
+        for name, entry in entries.items():
+            if name not in FIELDS:
+                hint = nearest(name, FIELDS)
+                raise ConfigError(f"Unknown setting {name!r} in {path}.{hint}")
+            flat[name] = (entry, f"file {path}")
+    return flat
+
+
+def _from_environment(
+    environment: Mapping[str, str],
+) -> tuple[dict[str, tuple[Any, str]], list[str]]:
+    known = {field.environment: field for field in FIELDS.values()}
+    found: dict[str, tuple[Any, str]] = {}
+    notes: list[str] = []
+    for variable, text in sorted(environment.items()):
+        ours = variable.startswith(ENVIRONMENT_PREFIX)
+        if not ours or variable.startswith(OTHER_VARIABLES):
+            continue
+        field = known.get(variable)
+        if field is None:
+            # Compared without the prefix, which would make any two of them alike.
+            hint = nearest(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), FIELDS)
+            if hint:
+                notes.append(f"The variable {variable} is no setting and was ignored.{hint}")
+        elif field.name == "port" and text.startswith("tcp://"):
+            # Kubernetes sets this for a service that is called "sublimate".
+            notes.append(f"The variable {variable} is a service link and was ignored.")
+        else:
+            found[field.name] = (text, f"environment {variable}")
+    pinned = environment.get(PINNED_PROFILE_VARIABLE, "")
+    if pinned:
+        found["execution_profile"] = (pinned, f"environment {PINNED_PROFILE_VARIABLE}")
+    return found, notes
+
+
+def _read_keys(path: str, origin: str) -> tuple[str, ...]:
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"api_key_file = {path!r} ({origin}): {reason}.") from None
+    stripped = (line.strip() for line in lines)
+    keys = tuple(line for line in stripped if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"api_key_file = {path!r} ({origin}): it holds no key.")
+    return keys
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    config: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Effective:
+    """The settings that hold. Flags that are None were not given. Raises ConfigError."""
+    environment = os.environ if environment is None else environment
+    named = config or (
+        Path(environment["SUBLIMATE_CONFIG"]) if environment.get("SUBLIMATE_CONFIG") else None
+    )
+    chosen = _from_file(named or default_config_path(), required=named is not None)
+    from_environment, notes = _from_environment(environment)
+    chosen.update(from_environment)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            chosen[name] = (value, f"flag {FIELDS[name].flag}")
+    values: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
+    origins = {name: "default" for name in FIELDS}
+    for name, (value, origin) in chosen.items():
+        field = FIELDS[name]
+        values[field.section][name] = _checked(field, value, origin)
+        origins[name] = origin
+    key_file = values["server"].get("api_key_file")
+    if key_file:
+        keys = _read_keys(key_file, origins["api_key_file"])
+        values["edge"]["api_keys"] = tuple(values["edge"].get("api_keys", ())) + keys
+        origins["api_keys"] = origins["api_key_file"]
+    tree = {name: section(**values[name]) for name, section in SECTIONS.items()}
+    return Effective(Settings(**values[""], **cast(Any, tree)), origins, tuple(notes))

@@ -1,0 +1,73 @@
+"""What the supervisor itself needs.
+
+defines: ServerSettings
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .section import (
+    DEFAULT_GRPC_PORT,
+    DEFAULT_LEGACY_PORT,
+    DEFAULT_PORT,
+    DEFAULT_TLS_PORT,
+    PORT_MAX,
+    WATCHDOG_SECONDS_MAX,
+    Section,
+)
+
+
+class ServerSettings(Section, frozen=True, kw_only=True):
+    """What the supervisor itself needs."""
+
+    host: Annotated[str, Meta(min_length=1, description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=PORT_MAX, description="Port to listen on; 0 takes a free one.")
+    ] = DEFAULT_PORT
+    tls: Annotated[
+        bool,
+        Meta(description="HTTPS beside HTTP; without a certificate, with one made for loopback."),
+    ] = False
+    tls_port: Annotated[
+        int, Meta(ge=0, le=PORT_MAX, description="Port of HTTPS; 0 takes a free one.")
+    ] = DEFAULT_TLS_PORT
+    grpc: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="gRPC over HTTP/2: auto beside HTTPS; on, too, in the clear on loopback."),
+    ] = "auto"
+    grpc_port: Annotated[
+        int, Meta(ge=0, le=PORT_MAX, description="Port of gRPC; 0 takes a free one.")
+    ] = DEFAULT_GRPC_PORT
+    legacy_layer: Annotated[
+        bool,
+        Meta(
+            description="Add the layer that this server does without, to compare with: negotiate, "
+            "a 302, a scheduler behind Redis (docs/legacy-layer.md)."
+        ),
+    ] = False
+    legacy_port: Annotated[
+        int,
+        Meta(ge=0, le=PORT_MAX, description="Port that its 302 points to; 0 takes a free one."),
+    ] = DEFAULT_LEGACY_PORT
+    http3: Annotated[
+        bool, Meta(description="HTTP/3 (QUIC) on the UDP port of the same number as HTTPS.")
+    ] = True
+    stay: Annotated[
+        bool,
+        Meta(description="If the engine cannot start, keep answering 503 with the reason."),
+    ] = False
+    watchdog_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=WATCHDOG_SECONDS_MAX,
+            description="An engine that stands still for so long is restarted; 0 never.",
+        ),
+    ] = 30.0
+    api_key_file: Annotated[
+        str, Meta(description="File with one API key per line, added to api_keys.")
+    ] = ""
+    cache_dir: Annotated[str, Meta(description="Folder for models; empty: user cache.")] = ""
