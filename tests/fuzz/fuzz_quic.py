@@ -93,6 +93,7 @@ async def one_connection(draw: random.Random) -> str:
     application = Answers()
     line = Line(application, asyncio.get_running_loop())
     transport = Transport(
+        b"secret",
         configuration=configuration_of(*pair()),
         original_destination_connection_id=client.original_destination_connection_id,
     )

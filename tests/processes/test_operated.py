@@ -3,6 +3,7 @@
 import os
 import signal
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,6 +20,7 @@ from test_serve import model as model
 from test_serve import script as script
 from test_serve import serving
 
+from sublimate.client import http_client
 from sublimate.keys import KeyLimits, add_key
 from sublimate.v1 import frames_pb2, messages_pb2
 
@@ -70,6 +73,29 @@ def test_https_with_its_own_certificate_and_keys_that_change(
     assert call_by_grpc(told["ports"]["grpc"], key, certificate).content
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+def test_who_reads_over_quic_learns_that_the_edge_is_gone(script: Path, tmp_path: Path) -> None:
+    """From the edge that takes its place, which does not know the connection."""
+    asked: dict[str, Any] = {"model": "default", "max_tokens": 500}
+    asked["messages"] = [{"role": "user", "content": "hi"}]
+    more = ("--tls", "--tls-port", "0", "--data-dir", str(tmp_path))
+    trust = str(tmp_path / "tls" / "certificate.pem")
+    with serving("--script", str(script), *more) as running:
+        url = running.ready()["edge"]["https"] + "/v1/messages"
+        with http_client(carriers=("h3",), verify=trust, library="httpx", timeout=SECONDS) as http:
+            with http.stream("POST", url, json={**asked, "stream": True}) as reply:
+                pieces = reply.iter_raw()
+                next(pieces)
+                assert reply.extensions["sublimate"].protocol == "h3"
+                begun = time.monotonic()
+                os.kill(running.children()["sublimate.edge"], signal.SIGKILL)
+                with pytest.raises(httpx.RemoteProtocolError, match="does not know"):
+                    list(pieces)
+                assert time.monotonic() - begun < 6.0
+            assert http.post(url, json=asked).status_code == 200
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
 
 
 def call_by_grpc(port: int, key: str, certificate: bytes) -> frames_pb2.Message:

@@ -55,6 +55,7 @@ class Line:
         self.client = QuicConnection(configuration=settings)
         self.client.connect(SERVER, self.now)
         self.server = kind(
+            b"secret",
             configuration=configuration_of(*pair()),
             original_destination_connection_id=self.client.original_destination_connection_id,
         )

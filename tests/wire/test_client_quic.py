@@ -213,6 +213,30 @@ async def test_after_a_lost_connection_there_is_a_new_one(server: Peer) -> None:
     await net.close()
 
 
+async def test_a_server_that_falls_silent_is_given_up(
+    server: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that only has nothing to say yet is not."""
+    monkeypatch.setattr(quic, "TICK_SECONDS", 0.02)
+    net, origin = network(), known(server)
+    answer = await net.exchange(origin, call("/open"), ONLY)
+    assert await answer.body.read_async(5) == b"begun"
+    await asyncio.sleep(4 * quic.SILENT_TICKS * quic.TICK_SECONDS)
+    (connection,) = server.connections
+    server.call(lambda: connection.data(0, b"on"))
+    assert await answer.body.read_async(5) == b"on"
+    begun = time.monotonic()
+    monkeypatch.setattr(Connection, "datagram_received", lambda *_: None)
+    with pytest.raises(CarrierError, match="silent") as caught:
+        await net.exchange(origin, call(replayable=False), ONLY)
+    assert caught.value.lost, "its answer had not begun"
+    with pytest.raises(CarrierError, match="silent") as cut:
+        await answer.body.read_async(5)
+    assert cut.value.failure == "RemoteProtocolError"
+    assert time.monotonic() - begun < 1.0
+    await net.close()
+
+
 async def test_a_reader_that_leaves_frees_the_server_at_once(server: Peer) -> None:
     net, origin = network(), known(server)
     left = await net.exchange(origin, call("/open"), ONLY)

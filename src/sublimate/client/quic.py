@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import socket
 import ssl
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import NetworkAddress, QuicConnection
-from aioquic.tls import SessionTicket
+from aioquic.tls import Epoch, SessionTicket
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from .calls import Call, Field
@@ -30,10 +31,16 @@ from .library import CarrierError
 from .pipe import Pipe
 
 IDLE_SECONDS = 60.0
-KEEP_ALIVE_SECONDS = 20.0
-"""Between pings while an answer is awaited: a long prompt is silence, and no reason to give up."""
-SUSPECT_SECONDS = 3.0
-"""A server acknowledges within milliseconds, and lost packets go again several times before."""
+TICK_SECONDS = 1.0
+"""Between looks at a connection on which an answer is awaited. Turns are counted and not seconds:
+who was stopped for a while, or lives on a machine that was, has not waited."""
+PING_TICKS = 2
+"""Without a packet, then the server is asked for one: a long prompt is silence."""
+SILENT_TICKS = 6
+"""Without a packet, then the connection is given up: a server acknowledges within milliseconds, and
+lost packets go again several times before."""
+RESET_BYTES_MIN, RESET_TOKEN_BYTES = 21, 16
+"""Of a stateless reset (RFC 9000, section 10.3), which ends in its token."""
 TICKETS_MAX = 8
 DATAGRAM_BYTES_MAX = 65536
 """Announced only: some servers refuse HTTP/3 without it."""
@@ -90,7 +97,7 @@ class QuicStream:
 
 
 class _Connection(QuicConnection):
-    """Widens a stream's window only while somebody reads it."""
+    """Widens a stream's window only while somebody reads it, and says what it has heard."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,6 +106,11 @@ class _Connection(QuicConnection):
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
         if stream.stream_id not in self.held:
             super()._write_stream_limits(builder, space, stream)
+
+    def newest_packet(self) -> int:
+        """The number of the last that could be read after the handshake; -1: none."""
+        space = self._spaces.get(Epoch.ONE_RTT)
+        return -1 if space is None else int(space.largest_received_packet)
 
 
 class QuicSession(QuicConnectionProtocol):
@@ -118,10 +130,11 @@ class QuicSession(QuicConnectionProtocol):
         self._pin_sha256 = pin_sha256
         self._streams: dict[int, QuicStream] = {}
         self._begun_seconds = self._loop.time()
-        self._pinging: asyncio.TimerHandle | None = None
-        self._suspecting: asyncio.TimerHandle | None = None
-        self._is_heard = False
-        """Something has come since the last request."""
+        self._ticking: asyncio.TimerHandle | None = None
+        self._silent_ticks = 0
+        """Since the last packet that was the server's."""
+        self._packets = -1
+        """The number of the newest of these."""
         self.established: asyncio.Future[None] = self._loop.create_future()
         self.released: asyncio.Future[None] = self._loop.create_future()
         """Done when the socket is closed."""
@@ -163,7 +176,6 @@ class QuicSession(QuicConnectionProtocol):
         number = self._quic.get_next_available_stream_id()
         stream = self._streams[number] = QuicStream(self, number)
         stream.was_early = not self.established.done()
-        self._is_heard = False
         head = [
             (":method", method),
             (":scheme", "https"),
@@ -176,10 +188,9 @@ class QuicSession(QuicConnectionProtocol):
         if body:
             self._http.send_data(number, body, end_stream=True)
         self.transmit()
-        if self._suspecting is None:
-            self._suspecting = self._loop.call_later(SUSPECT_SECONDS, self._suspect)
-        if self._pinging is None:
-            self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+        if self._ticking is None:
+            self._silent_ticks = PING_TICKS  # the request asks for a packet as a ping does
+            self._ticking = self._loop.call_later(TICK_SECONDS, self._tick)
         return stream
 
     def cancel(self, number: int, text: str = "The request was cancelled.") -> None:
@@ -201,28 +212,46 @@ class QuicSession(QuicConnectionProtocol):
             self._quic.held.discard(number)
             self.transmit()
 
-    def _suspect(self) -> None:
-        """Nothing has come back, not even that the request has arrived: the peer is gone, or
-        another has its address. Waiting for the idle time would keep the caller."""
-        self._suspecting = None
-        if not self._is_heard and self._streams and self.established.done():
+    def _tick(self) -> None:
+        """While answers are awaited. A peer that says nothing, not even that it has a packet, is
+        gone, or another has its address; waiting for the idle time would keep the caller."""
+        self._ticking = None
+        if not self._streams or self.ended is not None:
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks >= SILENT_TICKS and self.established.done():
             self.end("The server is silent: the connection is given up.")
+            return
+        if self._silent_ticks >= PING_TICKS:
+            self._ping()
+        self._ticking = self._loop.call_later(TICK_SECONDS, self._tick)
 
-    def _keep_alive(self) -> None:
-        self._pinging = None
-        if self._streams and self.ended is None:
+    def _ping(self) -> None:
+        if self.established.done():
             self._quic.send_ping(0)
             self.transmit()
-            self._pinging = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
 
     # ---- events --------------------------------------------------------------------------------
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
-        self._is_heard = True
+        if self._is_reset(data):
+            self.end("The server does not know the connection any more.")
+            return
         super().datagram_received(data, addr)
+        newest = self._quic.newest_packet()
+        if newest != self._packets:
+            self._packets, self._silent_ticks = newest, 0
         # The library tells of a close only after a time of draining, and readers wait for it.
         closed = self._quic._close_event  # pyright: ignore[reportPrivateUsage]
         if closed is not None:
             self._closed_by_peer(closed)
+
+    def _is_reset(self, data: bytes | str) -> bool:
+        """Said by a server that was begun anew, of a connection of the one before it. The library
+        does not look for it."""
+        token = self._quic._peer_cid.stateless_reset_token  # pyright: ignore[reportPrivateUsage]
+        if isinstance(data, str) or len(data) < RESET_BYTES_MIN or len(token) != RESET_TOKEN_BYTES:
+            return False
+        return hmac.compare_digest(data[-RESET_TOKEN_BYTES:], token)
 
     def _closed_by_peer(self, event: events.ConnectionTerminated) -> None:
         reason = event.reason_phrase or f"error {event.error_code:#x}"
@@ -281,9 +310,13 @@ class QuicSession(QuicConnectionProtocol):
 
     # ---- the end -------------------------------------------------------------------------------
     def error_received(self, exc: Exception) -> None:
-        """The socket's, such as a port that nobody listens on."""
+        """The socket's, such as a port that nobody listens on. Who had an answer from there before
+        asks once more, since anybody can say so."""
         if not self.established.done():
             self.end("Nobody listens on the UDP port.")
+        elif self._ticking is not None and self._silent_ticks < SILENT_TICKS - 1:
+            self._silent_ticks = SILENT_TICKS - 1
+            self._ping()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end("The UDP socket was closed.")
@@ -304,7 +337,7 @@ class QuicSession(QuicConnectionProtocol):
             lost = not stream.head.done()
             failure = "ReadError" if lost else "RemoteProtocolError"
             stream.fail(CarrierError(failure, text, lost=lost))
-        for timer in (self._pinging, self._suspecting, self._timer, self._transmit_task):
+        for timer in (self._ticking, self._timer, self._transmit_task):
             if timer is not None:
                 timer.cancel()
         if self._transport is not None:

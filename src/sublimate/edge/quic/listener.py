@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import logging
 import os
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import Any
 
 from aioquic._buffer import Buffer
@@ -32,7 +34,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from .. import limits
 from .connection import Flight, Http3Application, Http3Connection
 from .tickets import Tickets
-from .transport import Transport, configuration_of
+from .transport import RESET_TOKEN_BYTES, Transport, configuration_of, reset_token
 
 DATAGRAM_BYTES_MAX = 65536
 SOL_UDP, UDP_SEGMENT = 17, 103
@@ -41,10 +43,18 @@ SEGMENTS_MAX = 40
 CANNOT_SEGMENT = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
 LABEL_BYTES = 8
 """Of a connection id, ours and those that a retry invents."""
+RESET_BYTES, RESET_BYTES_MIN = 43, 21
+"""Of a stateless reset: as long as a short packet, and no shorter than one can be."""
 
 # What hostile datagrams make the library say is not for the operator of this server.
 for _name in ("quic", "http3"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+def _secret_of(key: str) -> bytes:
+    """For stateless resets. The file of the private key is what an edge has in common with the one
+    that takes its place."""
+    return hashlib.blake2b(Path(key).read_bytes(), person=b"stateless reset").digest()
 
 
 class QuicListener:
@@ -67,6 +77,7 @@ class QuicListener:
         self.base_url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         self.tickets = Tickets(limits.QUIC_TICKETS_MAX, limits.QUIC_TICKET_SECONDS)
         self._configuration = configuration_of(certificate, key)
+        self._reset_secret = _secret_of(key or certificate)
         self._tokens = QuicRetryTokenHandler()
         self._by_label: dict[bytes, Http3Connection] = {}
         self._labels: dict[Http3Connection, set[bytes]] = {}
@@ -89,6 +100,7 @@ class QuicListener:
         """Connections from now on get this certificate; nobody resumes one that another vouched
         for."""
         self._configuration = configuration_of(certificate, key)
+        self._reset_secret = _secret_of(key or certificate)
         self.tickets.clear()
 
     def close(self) -> None:
@@ -152,9 +164,12 @@ class QuicListener:
         if not data:
             return
         if not data[0] & 0x80:  # a short header: the label follows at once
-            connection = self._by_label.get(data[1 : 1 + LABEL_BYTES])
+            label = data[1 : 1 + LABEL_BYTES]
+            connection = self._by_label.get(label)
             if connection is not None:
                 connection.datagram_received(data, address)
+            else:
+                self._reset(label, len(data), address)
             return
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=LABEL_BYTES)
@@ -165,6 +180,17 @@ class QuicListener:
             connection = self._greet(header, len(data), address)
         if connection is not None:
             connection.datagram_received(data, address)
+
+    def _reset(self, label: bytes, size: int, address: Any) -> None:
+        """Of a connection that an edge before this one had, or that is over: its client learns it
+        at once, and not by silence. An answer is smaller than what asked for it, so that two
+        servers do not go on telling each other."""
+        size = min(size - 1, RESET_BYTES)
+        if size < RESET_BYTES_MIN:
+            return
+        noise = bytearray(os.urandom(size - RESET_TOKEN_BYTES))
+        noise[0] = noise[0] & 0x3F | 0x40  # as any packet of a connection looks
+        self.send(bytes(noise) + reset_token(self._reset_secret, label), address)
 
     def _greet(self, header: QuicHeader, size: int, address: Any) -> Http3Connection | None:
         """A datagram of no known connection: a new one, or an answer that keeps nothing here."""
@@ -225,6 +251,7 @@ class QuicListener:
 
     def _open(self, original: bytes, label: bytes, *, retried: bool) -> Http3Connection | None:
         transport = Transport(
+            self._reset_secret,
             configuration=self._configuration,
             original_destination_connection_id=original,
             retry_source_connection_id=label if retried else None,

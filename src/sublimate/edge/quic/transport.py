@@ -5,11 +5,12 @@ The library doubles a window whenever half of it is used, so whoever sends decid
 buffered here; ours moves with what was taken. All that reaches into the library's insides is here
 and in messages.py.
 
-defines: configuration_of, Pacer, Transport
+defines: configuration_of, reset_token, Pacer, Transport
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from pathlib import Path
@@ -46,6 +47,7 @@ LIMIT_FRAME_BYTES = 1 + 2 * 8
 """A frame type and two numbers of variable length."""
 LAZY_ACK_SECONDS = 0.015
 """Well within the 25 ms that the client was told to expect."""
+RESET_TOKEN_BYTES = 16
 PACE_SECONDS_MIN = 0.0005
 """Between packets; an event loop's timers are no finer than twice this."""
 
@@ -67,6 +69,11 @@ def configuration_of(certificate: str, key: str) -> QuicConfiguration:
         raise ConfigError(f"{key or certificate} holds no private key.")
     configuration.private_key = cast(Any, load_pem_private_key(found.group(), None))
     return configuration
+
+
+def reset_token(secret: bytes, label: bytes) -> bytes:
+    """What tells a client that its connection, known to it by this label, is known here no more."""
+    return hashlib.blake2b(label, digest_size=RESET_TOKEN_BYTES, key=secret).digest()
 
 
 NO_PACE = cast(float, None)
@@ -120,10 +127,14 @@ class _Pieces:
 class Transport(QuicConnection):
     """The server's end of one connection."""
 
-    def __init__(self, **named: Any) -> None:
+    def __init__(self, reset_secret: bytes, **named: Any) -> None:
+        """reset_secret: of which the tokens of its labels are made (reset_token)."""
         super().__init__(**named)
         if self._is_client:
             raise ValueError("a server's end was to be made")
+        self._reset_secret = reset_secret
+        first = self._host_cids[0]
+        first.stateless_reset_token = reset_token(reset_secret, first.cid)
         for limit, value in (
             (self._local_max_streams_bidi, limits.QUIC_STREAMS_MAX),
             (self._local_max_streams_uni, limits.QUIC_UNIDIRECTIONAL_STREAMS_MAX),
@@ -135,6 +146,13 @@ class Transport(QuicConnection):
         self._has_bytes = False
         """Of a stream, in the datagram that is read."""
         self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
+
+    def _replenish_connection_ids(self) -> None:
+        """As the library's, with tokens that the next server knows too."""
+        super()._replenish_connection_ids()
+        for label in self._host_cids:
+            if not label.was_sent:
+                label.stateless_reset_token = reset_token(self._reset_secret, label.cid)
 
     @property
     def is_closing(self) -> bool:
