@@ -145,11 +145,17 @@ fuzz: .venv/stamp-build
 	tests/fuzz/run.sh $(ARGS)
 
 # Programs with one thread have no races to find.
-THREADED = there_are or threads or ring or forward or weights or text
-asan tsan: .venv/stamp-environment
-	cmake --preset $@ >/dev/null
-	cmake --build --preset $@
-	SUBLIMATE_BUILD=build/$@ $(PYTEST) -n 2 tests/cpp $(if $(filter asan,$@),tests/sim,-k '$(THREADED)') $(ARGS)
+THREADED := threads ring forward weights text
+RACES := $(sort $(basename $(notdir $(foreach word,$(THREADED),$(wildcard tests/cpp/test_*$(word)*.cpp)))))
+asan: .venv/stamp-environment
+	cmake --preset asan >/dev/null
+	cmake --build --preset asan
+	SUBLIMATE_BUILD=build/asan $(PYTEST) -n 2 tests/cpp tests/sim $(ARGS)
+
+tsan: .venv/stamp-environment
+	cmake --preset tsan >/dev/null
+	cmake --build --preset tsan --target $(RACES)
+	SUBLIMATE_BUILD=build/tsan $(PYTEST) -n 2 tests/cpp -k "$(subst $() $(), or ,$(RACES))" $(ARGS)
 
 cuda:
 	tests/cuda/compile.sh

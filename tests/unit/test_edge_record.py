@@ -82,6 +82,9 @@ def test_every_field_has_its_place() -> None:
         "mask_slot": -1,
         "adapter": 0,
         "sparse_mode": 0,
+        "shard_count": 0,
+        "trigger_slot": -1,
+        "free_end": 0,
     }
     for name, value in expected.items():
         assert field(view, name) == value, name
@@ -93,6 +96,13 @@ def test_every_field_has_its_place() -> None:
     bias = struct.unpack("<f", struct.pack("<i", view[begin + 4]))[0]
     assert bias == -1.5 and view[begin + 5] == 6
     assert not view[begin + 7 :].any(), "nothing is written behind the record"
+
+
+def test_every_number_has_its_place() -> None:
+    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+    asked = {name: 0.5 + place for place, name in enumerate((*names, "frequency_penalty"))}
+    view = written(chosen(**asked), [1])
+    assert {name: as_float(view, f"{name}_bits") for name in asked} == asked
 
 
 def test_an_absent_seed_is_drawn() -> None:

@@ -17,15 +17,31 @@ from ..config import PROFILES, Profile
 from .sampling import Sampling
 
 WORD_BITS = 32
+WORD_BYTES = WORD_BITS // 8
 WORD_MASK = (1 << WORD_BITS) - 1
-SIGN_BIT = 1 << (WORD_BITS - 1)
 SEED_BITS = 64
-_FLOAT = struct.Struct("<f")
+STOP_TOKENS_MAX = _core.REQUEST_FIELDS["stop_tokens"][1]
 
 _FIELDS = {name: first for name, (first, _) in _core.REQUEST_FIELDS.items()}
 _HEADER_WORDS = _core.REQUEST_HEADER_WORDS
 # Version, slot and generation are set by acquire; everything behind them is ours.
-_FIRST_WORD = _FIELDS["generation"] + 1
+_FIRST_BYTE = (_FIELDS["generation"] + 1) * WORD_BYTES
+_BIAS = struct.Struct("<if")
+
+
+def _written() -> struct.Struct:
+    """The words behind the generation, in their order: one call writes them all."""
+    kinds = ""
+    for name, (first, count) in sorted(_core.REQUEST_FIELDS.items(), key=lambda at: at[1]):
+        if first <= _FIELDS["generation"]:
+            continue
+        is_ours = name not in ("submitted_ns_low", "submitted_ns_high", "reserved")
+        kind = "f" if name.endswith("_bits") else "I" if name.startswith("seed") else "i"
+        kinds += kind * count if is_ours else f"{count * WORD_BYTES}x"
+    return struct.Struct(f"<{kinds}")
+
+
+_WRITTEN = _written()
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -57,35 +73,41 @@ def write_record(
         seed = secrets.randbits(SEED_BITS)
     else:
         flags |= _core.FLAGS["seeded"]
-    words = [0] * _HEADER_WORDS
-    put = words.__setitem__
-    put(_FIELDS["profile"], PROFILES.index(profile))
-    put(_FIELDS["prompt_length"], len(ids))
-    put(_FIELDS["token_budget"], token_budget)
-    put(_FIELDS["temperature_bits"], _float_bits(sampling.temperature))
-    put(_FIELDS["top_k"], sampling.top_k)
-    put(_FIELDS["top_p_bits"], _float_bits(sampling.top_p))
-    put(_FIELDS["min_p_bits"], _float_bits(sampling.min_p))
-    put(_FIELDS["repetition_penalty_bits"], _float_bits(sampling.repetition_penalty))
-    put(_FIELDS["presence_penalty_bits"], _float_bits(sampling.presence_penalty))
-    put(_FIELDS["frequency_penalty_bits"], _float_bits(sampling.frequency_penalty))
-    put(_FIELDS["seed_low"], _word(seed))
-    put(_FIELDS["seed_high"], _word(seed >> WORD_BITS))
-    put(_FIELDS["flags"], flags)
-    put(_FIELDS["logprobs"], sampling.logprobs)
-    put(_FIELDS["logit_bias_count"], len(sampling.logit_bias))
-    put(_FIELDS["stop_token_count"], len(stop_tokens))
-    first_stop = _FIELDS["stop_tokens"]
-    words[first_stop : first_stop + len(stop_tokens)] = stop_tokens
-    put(_FIELDS["mask_slot"], -1)
-    put(_FIELDS["trigger_slot"], -1)
-    put(_FIELDS["tenant_low"], tenant.low)
-    put(_FIELDS["tenant_high"], tenant.high)
-    view[_FIRST_WORD:_HEADER_WORDS] = words[_FIRST_WORD:]
+    unused = (0,) * (STOP_TOKENS_MAX - len(stop_tokens))
+    _WRITTEN.pack_into(
+        view.data,
+        _FIRST_BYTE,
+        PROFILES.index(profile),
+        len(ids),
+        token_budget,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        seed & WORD_MASK,
+        seed >> WORD_BITS & WORD_MASK,
+        flags,
+        sampling.logprobs,
+        len(sampling.logit_bias),
+        len(stop_tokens),
+        *stop_tokens,
+        *unused,
+        0,  # adapter
+        -1,  # mask slot
+        tenant.low,
+        tenant.high,
+        0,  # sparse mode
+        0,  # shards
+        -1,  # trigger slot
+        0,  # end of what is free of masks
+    )
     end = _HEADER_WORDS + len(ids)
     view[_HEADER_WORDS:end] = ids
     for token, bias in sampling.logit_bias:
-        view[end : end + 2] = (token, _float_bits(bias))
+        _BIAS.pack_into(view.data, end * WORD_BYTES, token, bias)
         end += 2
 
 
@@ -97,14 +119,3 @@ def set_mask_slots(
     view[_FIELDS["mask_slot"]] = mask_slot
     view[_FIELDS["trigger_slot"]] = trigger_slot
     view[_FIELDS["free_end"]] = free_end
-
-
-def _word(value: int) -> int:
-    """The low 32 bits as an int32."""
-    low = value & WORD_MASK
-    return low - (1 << WORD_BITS) if low & SIGN_BIT else low
-
-
-def _float_bits(value: float) -> int:
-    """Bit pattern of the nearest float32 as an int32."""
-    return int.from_bytes(_FLOAT.pack(value), "little", signed=True)
