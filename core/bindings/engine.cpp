@@ -103,6 +103,7 @@ void bind_engine(nb::module_& m) {
         .def("detach", &Engine::detach, "edge"_a, release())
         .def("run", &Engine::run, release())
         .def("stop", &Engine::stop)
+        .def("inject_faults", &Engine::inject_faults, "folder"_a)
         .def("warm_up", &Engine::warm_up, release())
         .def("stats",
              [](Engine& engine) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "../cpu/allocations.h"
+#include "injected_faults.h"
 
 namespace sublimate {
 
@@ -61,6 +62,13 @@ Engine::~Engine() {
 
 void Engine::set_loop(std::unique_ptr<EngineLoop> loop) {
     loop_ = std::move(loop);
+}
+
+void Engine::inject_faults(const std::string& folder) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CHECK_BECAUSE(!running_, "faults for a loop that runs");
+    for (const auto& region : regions_) CHECK_BECAUSE(!region, "faults after a region");
+    loop_ = std::make_unique<FaultyLoop>(std::move(loop_), folder);
 }
 
 // ---- commands from other threads

@@ -47,6 +47,8 @@ public:
     Engine& operator=(const Engine&) = delete;
 
     void set_loop(std::unique_ptr<EngineLoop> loop);
+    // Of tests (injected_faults.h); before run().
+    void inject_faults(const std::string& folder);
 
     // From any thread. attach returns the edge index, or -1 when EDGES_MAX are attached. Both
     // return when the loop has done it; while run() is not running they act at once.

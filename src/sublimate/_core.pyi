@@ -147,6 +147,9 @@ class LoopEngine:
         """Runs the loop on the calling thread (GIL released) until stop. Sleeps when there is no
         work."""
     def stop(self) -> None: ...
+    def inject_faults(self, folder: str) -> None:
+        """Only for tests, before a region is attached: files in the folder make the loop fail
+        (docs/faults.md)."""
     def warm_up(self) -> None:
         """Runs some steps so that the first request runs at steady-state speed, and times them for
         step_cost. Before run."""

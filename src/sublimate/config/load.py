@@ -25,6 +25,7 @@ PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
 # Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
 OTHER_VARIABLES = (
     "SUBLIMATE_CONFIG",
+    "SUBLIMATE_FAULTS",
     "SUBLIMATE_HTTP_",
     "SUBLIMATE_LEGACY_",
     "SUBLIMATE_PARENT",

@@ -18,8 +18,10 @@ import uvloop
 from .. import _core
 from ..control import channel
 from ..control.child import enter_child
+from ..control.faults import open_faults
 from ..errors import ExitCode, SublimateError
 from .app import EdgeServer
+from .faults import EdgeFaults
 from .limits import limits_from_environment
 from .observe.log import configure
 from .routes import Routes
@@ -73,6 +75,8 @@ class EdgeProcess:
             http_limits=http_limits,
         )
         loop = asyncio.get_running_loop()
+        folder = open_faults()
+        faults = EdgeFaults(loop, folder) if folder is not None else None
         self._control.setblocking(False)
         loop.add_reader(self._control.fileno(), self._follow, self._server)
         # What is loaded stays: no collection need walk it, while streams wait.
@@ -86,6 +90,8 @@ class EdgeProcess:
             await self._ended.wait()
         finally:
             loop.remove_reader(self._control.fileno())
+            if faults is not None:
+                faults.close()
             self._server.close()
             await self._server.wait_closed()
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from .. import _core
 from ..control import channel
 from ..control.child import enter_child
-from ..errors import HardwareError, SublimateError
+from ..control.faults import FaultFolder, open_faults
+from ..errors import EngineError, HardwareError, SublimateError
 from .loader import load_engine
 
 LOOP_ENDED_EXIT_CODE = 70
@@ -56,7 +57,10 @@ class EngineProcess:
 
     def _load(self, load: channel.Load) -> _core.LoopEngine | None:
         try:
+            faults = open_faults()
             engine, info = load_engine(load.model_path, load.settings, self._progress)
+            if faults is not None:
+                _inject(engine, faults)
         except SublimateError as error:
             reason = "load_failed"
             if isinstance(error, HardwareError):
@@ -104,3 +108,10 @@ class EngineProcess:
                     return
                 case channel.Load():
                     raise ValueError("a second load")
+
+
+def _inject(engine: _core.LoopEngine, faults: FaultFolder) -> None:
+    sys.stderr.write(f"sublimate: faults are injected from {faults.path}: this is a test\n")
+    if faults.take("engine.load") is not None:
+        raise EngineError("An injected fault.")
+    engine.inject_faults(str(faults.path))
