@@ -55,6 +55,12 @@ const char* tensor_type_name(TensorType type) {
         return "Q5_1";
     case TensorType::q8_0:
         return "Q8_0";
+    case TensorType::iq4_nl:
+        return "IQ4_NL";
+    case TensorType::mxfp4:
+        return "MXFP4";
+    case TensorType::q3_k:
+        return "Q3_K";
     case TensorType::q4_k:
         return "Q4_K";
     case TensorType::q5_k:

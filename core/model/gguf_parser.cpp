@@ -48,6 +48,15 @@ bool block_size_of(uint32_t type, BlockSize* size) {
     case TensorType::q8_0:
         *size = {32, 34};
         return true;
+    case TensorType::iq4_nl:
+        *size = {32, 18};
+        return true;
+    case TensorType::mxfp4:
+        *size = {32, 17};
+        return true;
+    case TensorType::q3_k:
+        *size = {256, 110};
+        return true;
     case TensorType::q4_k:
         *size = {256, 144};
         return true;
@@ -280,8 +289,8 @@ private:
         BlockSize block = {};
         if (!block_size_of(type, &block))
             return fail(name + " has type " + std::to_string(type) +
-                        "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-                        "Q5_K and Q6_K");
+                        "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, "
+                        "MXFP4, Q3_K, Q4_K, Q5_K and Q6_K");
         tensor.type = static_cast<TensorType>(type);
         if (tensor.dimensions[0] % block.elements != 0)
             return fail(name + " has rows of " + std::to_string(tensor.dimensions[0]) +

@@ -90,10 +90,40 @@ KBlock read_q6_k(const std::byte* block) {
     return result;
 }
 
+// Two low bits of each weight, a plane of high bits, sixteen signed scales of six bits. As k6 all
+// of it is exact: w = d * (s - 32) * (q - 4), and u - 32 = q - 4.
+KBlock read_q3_k(const std::byte* block) {
+    constexpr int32_t HIGH_BYTES = 32;
+    constexpr int32_t LOW_BYTES = 64;
+    constexpr int32_t SCALE_BYTES = 12; // low nibbles of all in eight, pairs of high bits in four
+    constexpr int32_t SCALE_OFFSET = 32;
+    constexpr uint32_t TO_K6 = 28; // u = q + 28
+    const auto* high = reinterpret_cast<const uint8_t*>(block);
+    const uint8_t* low = high + HIGH_BYTES;
+    const uint8_t* scales = low + LOW_BYTES;
+    KBlock result = {};
+    for (int32_t c = 0; c < SUPER_COLUMNS; c++) {
+        const int32_t plane = c / GROUP_COLUMNS; // bit of `high`; four of them share 32 bytes
+        const int32_t i = c % GROUP_COLUMNS;
+        const uint32_t two = low[plane / 4 * GROUP_COLUMNS + i] >> 2 * (plane % 4) & 3u;
+        const uint32_t one = high[i] >> plane & 1u;
+        result.values[c] = static_cast<uint8_t>((two | one << 2) + TO_K6);
+    }
+    for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++) {
+        const uint32_t nibble = scales[i % 8] >> 4 * (i / 8) & 15u;
+        const uint32_t above = scales[8 + i % 4] >> 2 * (i / 4) & 3u;
+        const auto scale = static_cast<int32_t>(nibble | above << 4) - SCALE_OFFSET;
+        result.scales[i] = static_cast<uint8_t>(static_cast<int8_t>(scale));
+    }
+    result.super_scale = read<uint16_t>(block + HIGH_BYTES + LOW_BYTES + SCALE_BYTES);
+    return result;
+}
+
 } // namespace
 
 KBlock read_k_block(TensorType type, const std::byte* block) {
     if (type == TensorType::q6_k) return read_q6_k(block);
+    if (type == TensorType::q3_k) return read_q3_k(block);
     CHECK(type == TensorType::q4_k || type == TensorType::q5_k);
     constexpr int32_t HEADER_BYTES = 4; // two halves
     constexpr int32_t SIX_BITS_BYTES = 12;

@@ -14,7 +14,7 @@
 namespace sublimate {
 
 struct KBlock {
-    uint8_t values[cpu::SUPER_COLUMNS];    // 4, 5 or 6 bits each
+    uint8_t values[cpu::SUPER_COLUMNS];    // 4, 5 or 6 bits each; Q3_K has those of k6
     uint8_t scales[2 * cpu::SUPER_GROUPS]; // per 32 columns; k6: per 16 and signed
     uint8_t minima[cpu::SUPER_GROUPS];     // k6: not used
     uint16_t super_scale;                  // half
@@ -22,7 +22,8 @@ struct KBlock {
 };
 
 constexpr bool is_k_type(TensorType type) {
-    return type == TensorType::q4_k || type == TensorType::q5_k || type == TensorType::q6_k;
+    return type == TensorType::q3_k || type == TensorType::q4_k || type == TensorType::q5_k ||
+           type == TensorType::q6_k;
 }
 
 // `block` of the file, of one row.

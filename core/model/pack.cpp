@@ -4,6 +4,7 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "../check.h"
@@ -35,25 +36,53 @@ float read_float(const std::byte* at) {
     return value;
 }
 
-// Types with blocks of 32 columns: halves for scale and minimum, then the weights.
+// Types with blocks of 32 columns: scale and minimum, then the weights.
 struct BlockFormat {
     WeightKind kind;
     int32_t offset;
     bool affine;
-
-    int32_t header_bytes() const { return affine ? 4 : 2; }
+    const int8_t* table = nullptr; // what the four bits of a weight stand for; null: themselves
+    int32_t header_bytes = 2;      // halves, but for MXFP4
 };
+
+// Sources: ggml, src/ggml-common.h (kvalues_iq4nl); OCP Microscaling Formats 1.0, FP4 (E2M1), twice
+// its values, so that they are whole.
+constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// A power of two that MXFP4 multiplies twice its values with: 2^(exponent - 128), as a half.
+constexpr int32_t MXFP4_BIAS = 128;
+constexpr int32_t HALF_EXPONENT_MIN = -24; // of a subnormal
+constexpr int32_t HALF_EXPONENT_NORMAL = -14;
+constexpr int32_t HALF_EXPONENT_MAX = 15;
+constexpr int32_t HALF_MANTISSA_BITS = 10;
+
+bool is_half(int32_t exponent) {
+    return exponent >= HALF_EXPONENT_MIN && exponent <= HALF_EXPONENT_MAX;
+}
+
+uint16_t half_of_power(int32_t exponent) {
+    CHECK(is_half(exponent));
+    if (exponent < HALF_EXPONENT_NORMAL)
+        return static_cast<uint16_t>(1 << (exponent - HALF_EXPONENT_MIN));
+    return static_cast<uint16_t>((exponent - HALF_EXPONENT_NORMAL + 1) << HALF_MANTISSA_BITS);
+}
 
 BlockFormat block_format(TensorType type) {
     switch (type) {
     case TensorType::q4_0:
         return {WeightKind::u4, 8, false};
     case TensorType::q4_1:
-        return {WeightKind::u4, 0, true};
+        return {WeightKind::u4, 0, true, nullptr, 4};
     case TensorType::q5_0: // five bits lie in a byte each: such tensors are few
         return {WeightKind::u8, 16, false};
     case TensorType::q5_1:
-        return {WeightKind::u8, 0, true};
+        return {WeightKind::u8, 0, true, nullptr, 4};
+    case TensorType::iq4_nl: // a byte each: their values are no arithmetic series
+        return {WeightKind::u8, SIGNED_OFFSET, false, IQ4_NL_VALUES};
+    case TensorType::mxfp4:
+        return {WeightKind::u8, SIGNED_OFFSET, false, MXFP4_VALUES, 1};
     case TensorType::q8_0:
         return {WeightKind::u8, SIGNED_OFFSET, false};
     default:
@@ -64,7 +93,17 @@ BlockFormat block_format(TensorType type) {
 
 // The weights of a block, a byte each and none negative.
 void block_values(TensorType type, const std::byte* block, uint8_t* values) {
-    const std::byte* weights = block + block_format(type).header_bytes();
+    const BlockFormat format = block_format(type);
+    const std::byte* weights = block + format.header_bytes;
+    if (format.table != nullptr) {
+        for (int32_t i = 0; i < GROUP_COLUMNS / 2; i++) {
+            auto both = static_cast<uint32_t>(weights[i]);
+            values[i] = static_cast<uint8_t>(format.table[both & 15u] + format.offset);
+            values[i + GROUP_COLUMNS / 2] =
+                static_cast<uint8_t>(format.table[both >> 4] + format.offset);
+        }
+        return;
+    }
     if (type == TensorType::q8_0) {
         for (int32_t i = 0; i < GROUP_COLUMNS; i++)
             values[i] = static_cast<uint8_t>(static_cast<int32_t>(weights[i]) ^ SIGNED_OFFSET);
@@ -83,9 +122,19 @@ void block_values(TensorType type, const std::byte* block, uint8_t* values) {
     }
 }
 
+int32_t mxfp4_exponent(const std::byte* block) {
+    return static_cast<int32_t>(*block) - MXFP4_BIAS;
+}
+
+// Of a type with blocks of 32 columns, whose scales are halves or can be.
+uint16_t block_scale(TensorType type, const std::byte* block) {
+    return type == TensorType::mxfp4 ? half_of_power(mxfp4_exponent(block)) : read_half(block);
+}
+
 void block_to_floats(TensorType type, const std::byte* block, float* out) {
     const BlockFormat format = block_format(type);
-    float scale = cpu::half_to_float(read_half(block));
+    float scale = type == TensorType::mxfp4 ? std::ldexp(1.0f, mxfp4_exponent(block))
+                                            : cpu::half_to_float(read_half(block));
     float minimum = format.affine ? cpu::half_to_float(read_half(block + 2)) : 0.0f;
     uint8_t values[GROUP_COLUMNS];
     block_values(type, block, values);
@@ -103,6 +152,7 @@ const std::byte* block_at(const GgufTensor& tensor, const std::byte* row, int32_
 WeightKind k_kind(TensorType type) {
     CHECK(is_k_type(type));
     if (type == TensorType::q4_k) return WeightKind::k4;
+    static_assert(cpu::K6_OFFSET == 32); // which read_q3_k counts on
     return type == TensorType::q5_k ? WeightKind::k5 : WeightKind::k6;
 }
 
@@ -119,6 +169,7 @@ void row_to_floats(const GgufTensor& tensor, const std::byte* row, float* out) {
     case TensorType::bf16:
         for (int64_t c = 0; c < columns; c++) out[c] = cpu::bf16_to_float(read_half(row + c * 2));
         return;
+    case TensorType::q3_k:
     case TensorType::q4_k:
     case TensorType::q5_k:
     case TensorType::q6_k:
@@ -132,6 +183,15 @@ void row_to_floats(const GgufTensor& tensor, const std::byte* row, float* out) {
             block_to_floats(tensor.type, block_at(tensor, row, GROUP_COLUMNS, i),
                             out + i * GROUP_COLUMNS);
     }
+}
+
+// Whether all scales of MXFP4 lie in the range of a half, as those of trained weights do.
+bool scales_are_halves(const GgufTensor& tensor) {
+    CHECK(tensor.type == TensorType::mxfp4);
+    uint64_t block_bytes = tensor.row_bytes() / (tensor.columns() / GROUP_COLUMNS);
+    for (uint64_t at = 0; at < tensor.data.size(); at += block_bytes)
+        if (!is_half(mxfp4_exponent(tensor.data.data() + at))) return false;
+    return true;
 }
 
 // Rows [first, first + 16) of a quantised tensor; rows at or past the end are zero.
@@ -152,13 +212,14 @@ void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t
             if (bytes)
                 block_values(tensor.type, block, weights);
             else
-                std::memcpy(weights, block + block_format(tensor.type).header_bytes(),
+                std::memcpy(weights, block + block_format(tensor.type).header_bytes,
                             GROUP_COLUMNS / 2);
             std::byte* chunk = panel + int64_t{group} * chunks * CHUNK_BYTES + r * WORD_BYTES;
             for (int32_t c = 0; c < chunks; c++)
                 std::memcpy(chunk + c * CHUNK_BYTES, weights + c * WORD_BYTES, WORD_BYTES);
             int64_t at = (int64_t{group} * PANEL_ROWS + r) * 2;
-            std::memcpy(scales + at, block, 2);
+            const uint16_t scale = block_scale(tensor.type, block);
+            std::memcpy(scales + at, &scale, sizeof scale);
             if (shape.affine) std::memcpy(minima + at, block + 2, 2);
         }
     }
@@ -222,12 +283,16 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
         case TensorType::bf16:
             shape.kind = WeightKind::bf16;
             break;
+        case TensorType::q3_k:
         case TensorType::q4_k:
         case TensorType::q5_k:
         case TensorType::q6_k:
             CHECK(shape.columns % SUPER_COLUMNS == 0); // the parser has seen to whole blocks
             shape.kind = k_kind(tensor.type);
             break;
+        case TensorType::mxfp4:
+            if (!scales_are_halves(tensor)) break;
+            [[fallthrough]];
         default: {
             const BlockFormat format = block_format(tensor.type);
             shape.kind = format.kind;

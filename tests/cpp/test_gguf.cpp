@@ -294,10 +294,10 @@ TEST(tensors_do_not_overlap) {
 
 TEST(tensor_types_and_blocks) {
     EXPECT(refused(valid().bytes([](size_t i, uint64_t*, uint32_t* type) {
-        if (i == 1) *type = 11;
+        if (i == 1) *type = 9;
     }),
-                   "has type 11; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-                   "Q5_K and Q6_K"));
+                   "has type 9; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
+                   "IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K and Q6_K"));
     GgufBytes file = valid();
     file.tensor({"ragged", TensorType::q8_0, {33, 32}, zeros(2048)});
     EXPECT(refused(file.bytes(), "no whole blocks of Q8_0"));
@@ -310,7 +310,8 @@ TEST(tensor_types_and_blocks) {
     for (const Block& block :
          {Block{TensorType::q5_0, "Q5_0", 32, 22}, Block{TensorType::q5_1, "Q5_1", 32, 24},
           Block{TensorType::q4_k, "Q4_K", 256, 144}, Block{TensorType::q5_k, "Q5_K", 256, 176},
-          Block{TensorType::q6_k, "Q6_K", 256, 210}}) {
+          Block{TensorType::q6_k, "Q6_K", 256, 210}, Block{TensorType::q3_k, "Q3_K", 256, 110},
+          Block{TensorType::iq4_nl, "IQ4_NL", 32, 18}, Block{TensorType::mxfp4, "MXFP4", 32, 17}}) {
         GgufBytes whole = valid();
         whole.tensor({"blocks", block.type, {2 * block.columns, 3}, zeros(6 * block.bytes)});
         EXPECT(error_of(whole.bytes()).empty());

@@ -1,5 +1,6 @@
 // Packing weights: what comes out of panels is what the file says, bit for bit; what is missing, of
 // the wrong shape or unknown is refused.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -14,10 +15,10 @@ namespace {
 using namespace sublimate;
 using namespace sublimate::test;
 
-constexpr TensorType TYPES[] = {TensorType::f32,  TensorType::f16,  TensorType::bf16,
-                                TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
-                                TensorType::q5_0, TensorType::q5_1, TensorType::q4_k,
-                                TensorType::q5_k, TensorType::q6_k};
+constexpr TensorType TYPES[] = {
+    TensorType::f32,  TensorType::f16,  TensorType::bf16,   TensorType::q8_0, TensorType::q4_0,
+    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1,   TensorType::q4_k, TensorType::q5_k,
+    TensorType::q6_k, TensorType::q3_k, TensorType::iq4_nl, TensorType::mxfp4};
 
 uint16_t half_at(const TensorSpec& spec, size_t at) {
     uint16_t half;
@@ -67,6 +68,35 @@ float twin_q6_k_weight(const std::byte* block, int32_t i) {
     return cpu::half_to_float(bits) * static_cast<float>(scale) * static_cast<float>(value - 32);
 }
 
+// Q3_K: 32 bytes with a high bit of each of eight columns, 64 of low bit pairs, 12 of scales, d.
+float twin_q3_k_weight(const std::byte* block, int32_t i) {
+    int32_t low = byte_at(block + 32 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3;
+    int32_t high = byte_at(block + i % 32) >> i / 32 & 1;
+    const std::byte* packed = block + 96;
+    int32_t s = i / 16;
+    int32_t scale = s < 8 ? byte_at(packed + s) % 16 : byte_at(packed + s - 8) / 16;
+    scale += (byte_at(packed + 8 + s % 4) >> s / 4 * 2 & 3) * 16;
+    uint16_t bits;
+    std::memcpy(&bits, block + 108, sizeof bits);
+    return cpu::half_to_float(bits) * static_cast<float>(scale - 32) *
+           static_cast<float>(low + 4 * high - 4);
+}
+
+// Four bits that stand for a value of a table: IQ4_NL (a half before them), MXFP4 (a power of two).
+float twin_table_weight(TensorType type, const std::byte* block, int32_t i) {
+    static constexpr float NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                             1,    13,   25,  38,  53,  69,  89,  113};
+    static constexpr float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    bool halves = type == TensorType::iq4_nl;
+    int32_t both = byte_at(block + (halves ? 2 : 1) + i % 16);
+    int32_t four = i < 16 ? both % 16 : both / 16;
+    if (!halves)
+        return std::ldexp(E2M1[four % 8] * (four < 8 ? 1.0f : -1.0f), byte_at(block) - 127);
+    uint16_t bits;
+    std::memcpy(&bits, block, sizeof bits);
+    return cpu::half_to_float(bits) * NON_LINEAR[four];
+}
+
 // Weight (row, column) straight from the file's bytes, as the format's description reads.
 float twin_weight(const TensorSpec& spec, int32_t columns, int32_t row, int32_t column) {
     size_t element = static_cast<size_t>(row * columns + column);
@@ -91,6 +121,12 @@ float twin_weight(const TensorSpec& spec, int32_t columns, int32_t row, int32_t 
         return twin_k_weight(spec.type, data + element / 256 * 176, k_column);
     if (spec.type == TensorType::q6_k)
         return twin_q6_k_weight(data + element / 256 * 210, k_column);
+    if (spec.type == TensorType::q3_k)
+        return twin_q3_k_weight(data + element / 256 * 110, k_column);
+    if (spec.type == TensorType::iq4_nl || spec.type == TensorType::mxfp4)
+        return twin_table_weight(spec.type,
+                                 data + block * (spec.type == TensorType::mxfp4 ? 17 : 18),
+                                 static_cast<int32_t>(i));
     bool affine = spec.type == TensorType::q4_1 || spec.type == TensorType::q5_1;
     bool fifth = spec.type == TensorType::q5_0 || spec.type == TensorType::q5_1;
     size_t header = affine ? 4 : 2;
@@ -186,6 +222,31 @@ TEST(kernels_see_the_same_weights) {
             }
             EXPECT_EQ(out[ROWS], -1.0f);
         }
+    }
+}
+
+// A power of two that no half holds: such a tensor is kept in fp32, and says the same.
+TEST(scales_out_of_the_range_of_a_half) {
+    Random random(9);
+    for (int32_t exponent : {0, 103, 144, 255}) {
+        TensorSpec spec = random_tensor(random, "t", TensorType::mxfp4, 96, 5);
+        spec.data[17] = static_cast<std::byte>(exponent);
+        GgufTensor tensor = as_tensor(spec, 96, 5);
+        EXPECT(packed_shape(tensor, false).kind == cpu::WeightKind::f32);
+        Packed packed = pack(tensor, false);
+        float row[96];
+        unpack_row(packed.matrix, 0, row);
+        for (int32_t c = 0; c < 96; c++) EXPECT_EQ(row[c], twin_weight(spec, 96, 0, c));
+    }
+    for (int32_t exponent : {104, 113, 114, 143}) {
+        TensorSpec spec = random_tensor(random, "t", TensorType::mxfp4, 96, 5);
+        spec.data[17] = static_cast<std::byte>(exponent);
+        GgufTensor tensor = as_tensor(spec, 96, 5);
+        EXPECT(packed_shape(tensor, false).kind == cpu::WeightKind::u8);
+        Packed packed = pack(tensor, false);
+        float row[96];
+        unpack_row(packed.matrix, 0, row);
+        for (int32_t c = 0; c < 96; c++) EXPECT_EQ(row[c], twin_weight(spec, 96, 0, c));
     }
 }
 

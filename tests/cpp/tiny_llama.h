@@ -65,17 +65,19 @@ inline void append_k_block(Random& random, TensorType type, float spread,
         float middle;  // of the integers: dmin for d = 1
     };
     Form form = {140, 255.0f, 7.5f};
+    if (type == TensorType::q3_k) form = {108, 43.0f, 0.0f};
+    const bool at_the_end = type == TensorType::q3_k || type == TensorType::q6_k;
     if (type == TensorType::q5_k) form = {172, 525.0f, 15.5f};
     if (type == TensorType::q6_k) form = {208, 1366.0f, 0.0f};
     float d = random.between(0.5f, 1.5f) * spread / form.steps;
     auto halves = [&] {
         append_half(out, half_bits(d));
-        if (type != TensorType::q6_k) append_half(out, half_bits(form.middle * d));
+        if (!at_the_end) append_half(out, half_bits(form.middle * d));
     };
-    if (type != TensorType::q6_k) halves();
+    if (!at_the_end) halves();
     for (int32_t i = 0; i < form.bytes; i++)
         out.push_back(static_cast<std::byte>(random.below(256)));
-    if (type == TensorType::q6_k) halves();
+    if (at_the_end) halves();
 }
 
 // Random weights of about 1 / sqrt(columns).
@@ -92,7 +94,8 @@ inline TensorSpec random_tensor(Random& random, const std::string& name, TensorT
     }
     bool fifth_bits = type == TensorType::q5_0 || type == TensorType::q5_1;
     bool quantised = type == TensorType::q4_0 || type == TensorType::q4_1 ||
-                     type == TensorType::q8_0 || fifth_bits;
+                     type == TensorType::q8_0 || type == TensorType::iq4_nl ||
+                     type == TensorType::mxfp4 || fifth_bits;
     if (!quantised) {
         for (int64_t i = 0; i < count; i++) {
             float value = random.between(0.25f, 2.0f) * spread;
@@ -109,10 +112,15 @@ inline TensorSpec random_tensor(Random& random, const std::string& name, TensorT
     }
     // Of a uniform integer, its deviation.
     float steps = type == TensorType::q8_0 ? 73.0f : (fifth_bits ? 9.2f : 4.6f);
+    if (type == TensorType::iq4_nl) steps = 68.0f; // about, as of the next one
+    if (type == TensorType::mxfp4) steps = 5.7f;
     int32_t bytes = type == TensorType::q8_0 ? 32 : (fifth_bits ? 20 : 16);
     for (int64_t block = 0; block < count / cpu::GROUP_COLUMNS; block++) {
         float scale = random.between(0.5f, 1.5f) * spread / steps;
-        append_half(spec.data, half_bits(scale));
+        if (type == TensorType::mxfp4)
+            spec.data.push_back(static_cast<std::byte>(128 + std::ilogb(scale)));
+        else
+            append_half(spec.data, half_bits(scale));
         if (type == TensorType::q4_1)
             append_half(spec.data, half_bits(-7.5f * scale * random.between(0.9f, 1.1f)));
         if (type == TensorType::q5_1)
