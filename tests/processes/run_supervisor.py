@@ -1,21 +1,25 @@
 """Runs a Supervisor with the stub edge and a scripted engine; events as JSON lines on stdout.
 
-usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS]
+usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS] [gpu=FILE]
 """
 
 import sys
 import time
+from pathlib import Path
 
+from simulated_gpu import GpuFile
 from sublimate.cli.output import run_guarded
 from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
+from sublimate.guard.engine_watch import EngineWatch
 from sublimate.supervisor.listen import bind
 from sublimate.supervisor.supervise import Supervisor
 
 
 def main() -> int:
-    given = [word.removeprefix("watchdog=") for word in sys.argv if word.startswith("watchdog=")]
-    watchdog_seconds = float(given[0]) if given else ServerSettings().watchdog_seconds
+    given = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+    watchdog_seconds = float(given.get("watchdog", ServerSettings().watchdog_seconds))
+    sensors = GpuFile(Path(given["gpu"])) if "gpu" in given else None
     settings = Settings(
         server=ServerSettings(port=0, stay="stay" in sys.argv, watchdog_seconds=watchdog_seconds),
         engine=EngineSettings(script=sys.argv[1]),
@@ -30,6 +34,7 @@ def main() -> int:
             listen=listen,
             reporter=reporter,
             edge_module="stub_edge",
+            watch=EngineWatch(watchdog_seconds, open_gpu=lambda _: sensors),
         ).run()
 
 

@@ -61,6 +61,8 @@ class StubEdge:
                 self.state["losses"] = int(str(self.state["losses"])) + 1
                 self.state["reason"] = reason
                 self.state["lost_at"] = time.monotonic()
+            case channel.Health(state=health, fault=fault):
+                self.state["health"] = [health, fault]
             case channel.Reload():
                 self.state["reloads"] = int(str(self.state["reloads"])) + 1
             case channel.Drain():

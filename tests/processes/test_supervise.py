@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from servers import Server, alive, wait_until
 
@@ -163,11 +164,34 @@ def test_an_engine_that_stands_still_is_lost_first_and_then_restarted(script: Pa
         os.kill(engine, signal.SIGSTOP)
         took = wait_until(lambda: server.get()["losses"] == 1, 5)
         assert took < 2.0 and alive(engine), "its requests are told before it is killed"
+        assert server.get()["health"] == ["tripped", "no_turn"]
         lost = server.event("lost")
         assert lost["who"] == "engine" and "stood still" in lost["why"]
         server.ready()
-        assert server.get("/run")["ids"] == [7, 8, 9, 2]
+        state = server.get("/run")
+        assert state["ids"] == [7, 8, 9, 2] and state["health"] == ["ok", ""]
         assert server.children()[ENGINE] != engine
+
+
+def test_an_engine_on_a_hot_gpu_keeps_its_requests_until_it_is_cool(
+    script: Path, tmp_path: Path
+) -> None:
+    sensors = tmp_path / "gpu.json"
+
+    def reads(temperature: int) -> None:
+        reading = {"temperature_celsius": temperature, "utilization_percent": 50}
+        sensors.write_bytes(msgspec.json.encode(reading))
+
+    reads(60)
+    with Server(command(script, "watchdog=1", f"gpu={sensors}")) as server:
+        server.ready()
+        reads(90)
+        wait_until(lambda: server.get()["health"] == ["tripped", "gpu_hot"], 10)
+        state = server.get("/run")
+        assert state["ids"] == [7, 8, 9, 2] and state["losses"] == 0
+        reads(70)
+        wait_until(lambda: server.get()["health"] == ["ok", ""], 10)
+        assert server.get()["ups"] == 1
 
 
 def test_an_engine_that_goes_on_after_a_stall_gets_a_fresh_region(script: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,9 +21,7 @@ from sublimate.control.child import CONTROL_BUFFER_BYTES
 from sublimate.errors import ListenError
 from sublimate.supervisor import backoff
 from sublimate.supervisor.backoff import Backoff
-from sublimate.supervisor.core_waits import CoreWaits
 from sublimate.supervisor.listen import address_url, bind
-from sublimate.supervisor.watchdog import Watchdog
 from sublimate.supervisor.worker import Worker
 
 ANY = channel.ToEngine | channel.FromEngine
@@ -71,7 +68,10 @@ def test_the_wire_form_is_the_documented_one() -> None:
     assert decoded["op"] == "start" and decoded["model_name"] == "m"
     for union, ops in (
         (channel.FromEdge, {"ready", "region_broken", "drained"}),
-        (channel.ToEdge, {"start", "engine_up", "engine_lost", "reload", "drain", "stop"}),
+        (
+            channel.ToEdge,
+            {"start", "engine_up", "engine_lost", "health", "reload", "drain", "stop"},
+        ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}
         assert tags == ops
@@ -156,102 +156,6 @@ def test_back_off_doubles_to_its_limit_and_forgets_after_a_healthy_minute() -> N
     assert timer.ended(now + backoff.HEALTHY_SECONDS - 0.01) == backoff.LAST_SECONDS
     timer.started(now)
     assert timer.ended(now + backoff.HEALTHY_SECONDS) == backoff.FIRST_SECONDS
-
-
-def looks(dog: Watchdog, seconds: float, heartbeat_ns: int, begin: float) -> list[str]:
-    """What each look says while the heartbeat stands still."""
-    count = round(seconds / dog.look_seconds)
-    return [dog.look(begin + n * dog.look_seconds, heartbeat_ns) for n in range(1, count + 1)]
-
-
-def test_a_watchdog_has_two_stages_and_a_beat_ends_both() -> None:
-    dog = Watchdog(30.0)
-    dog.begin(0.0, 0.0)
-    assert looks(dog, 4.0, 0, 0.0) == ["beating"] * 4, "an engine that never beat counts too"
-    assert dog.look(5.0, 1) == "beating"
-    said = looks(dog, 30.0, 1, 5.0)
-    assert said == ["beating"] * 4 + ["stalled"] * 25 + ["hung"]
-    assert dog.look(36.0, 2) == "beating"
-    short = Watchdog(1.0)
-    assert short.stalled_seconds == 0.5 and short.look_seconds == 0.1
-
-
-def test_a_watchdog_waits_longer_where_steps_are_long() -> None:
-    dog = Watchdog(30.0)
-    dog.begin(0.0, 100.0)
-    assert dog.stalled_seconds == 200.0 and dog.hung_seconds == 400.0
-    dog.begin(0.0, 0.5)
-    assert dog.stalled_seconds == 5.0 and dog.hung_seconds == 30.0
-
-
-def test_a_watchdog_that_was_frozen_itself_accuses_nobody() -> None:
-    dog = Watchdog(30.0)
-    dog.begin(0.0, 0.0)
-    assert dog.look(1.0, 7) == "beating"
-    assert dog.look(3600.0, 7) == "beating"
-    assert dog.look(3601.0, 8) == "beating"
-    assert not Watchdog(0.0).enabled
-
-
-def test_waiting_for_a_core_is_not_standing_still() -> None:
-    dog = Watchdog(30.0)
-    dog.begin(0.0, 0.0)
-    assert {dog.look(float(second), 7, 0.9) for second in range(1, 41)} == {"beating"}
-    assert {dog.look(float(second), 7, 99.0) for second in range(41, 81)} == {"beating"}
-    said = [dog.look(float(second), 7) for second in range(81, 84)]
-    assert said == ["beating", "stalled", "stalled"], "what it stood still before counts"
-
-
-def thread_file(proc: Path, thread: int, name: str, schedstat: str) -> None:
-    folder = proc / "12" / "task" / str(thread)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "comm").write_text(f"{name}\n")
-    (folder / "schedstat").write_text(schedstat)
-
-
-def test_waits_are_those_of_the_threads_that_make_steps(tmp_path: Path) -> None:
-    waits = CoreWaits(tmp_path)
-    assert waits.since_last(12) == 0.0, "there is no such process"
-    for wait_ns in (5_000_000_000, 6_500_000_000):
-        thread_file(tmp_path, 13, "loop", f"1 {wait_ns} 3\n")
-        thread_file(tmp_path, 14, "compute", f"1 {wait_ns} 3\n")
-        thread_file(tmp_path, 15, "populate", f"1 {9 * wait_ns} 3\n")
-        thread_file(tmp_path, 16, "compute", "odd\n")
-        waited = waits.since_last(12)
-    assert waited == 3.0, "and only what was added since the last look"
-    thread_file(tmp_path, 17, "compute", "1 7000000000 3\n")
-    assert waits.since_last(12) == 0.0, "of a thread that is new nothing is known"
-
-
-def test_the_kernel_tells_of_a_process_that_waits_for_a_core() -> None:
-    code = (
-        "import os, time\n"
-        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-        "open('/proc/self/comm', 'w').write('loop')\n"
-        "print(flush=True)\n"
-        "while True: pass\n"
-    )
-    if not Path("/proc/self/schedstat").exists():
-        pytest.skip("this kernel does not tell it")
-    command = [sys.executable, "-c", code]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
-    try:
-        for child in both:
-            assert child.stdout is not None and child.stdout.readline() == b"\n"
-        waits = CoreWaits()
-        assert waits.since_last(both[0].pid) == 0.0, "nothing came before"
-        time.sleep(0.5)
-        waited = waits.since_last(both[0].pid)
-        assert waited > 0.1, "two cannot run on one core at once"
-        both[0].send_signal(signal.SIGSTOP)
-        time.sleep(0.1)
-        waits.since_last(both[0].pid)
-        time.sleep(0.3)
-        assert waits.since_last(both[0].pid) == 0.0, "one that is stopped does not wait"
-    finally:
-        for child in both:
-            child.kill()
-            child.communicate()
 
 
 # ---- one child -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ defines: empty, live, ready, health, version, metrics
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,7 +35,9 @@ def ready(server: EdgeServer, exchange: Exchange) -> None:
     """New requests would be served now."""
     reason = server.unready_reason()
     if reason:
-        body = {"status": "unavailable", "reason": reason}
+        body: dict[str, Any] = {"status": "unavailable", "reason": reason}
+        if watchdog := server.standing.shown():
+            body["watchdog"] = watchdog
         exchange.send_json(UNAVAILABLE, msgspec.json.encode(body))
     else:
         exchange.send_json(200, b'{"status":"ready"}')

@@ -81,6 +81,7 @@ def serve(
     legacy_port: flags.LegacyPort = None,
     stay: flags.Stay = None,
     watchdog_seconds: flags.WatchdogSeconds = None,
+    gpu_temperature_max: flags.GpuTemperatureMax = None,
     cache_dir: flags.CacheDir = None,
     data_dir: flags.DataDir = None,
     context_length: flags.ContextLength = None,

@@ -24,6 +24,7 @@ QUEUE_DEFAULT = 256
 BATCH_CONCURRENCY_MAX = 64
 DRAIN_SECONDS_MAX = 86_400
 WATCHDOG_SECONDS_MAX = 86_400
+GPU_CELSIUS_MAX = 200
 STALLED_SECONDS = 5.0
 """An engine that stands still for so long is not healthy, and lost to its requests."""
 

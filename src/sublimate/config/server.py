@@ -14,6 +14,7 @@ from .section import (
     DEFAULT_LEGACY_PORT,
     DEFAULT_PORT,
     DEFAULT_TLS_PORT,
+    GPU_CELSIUS_MAX,
     PORT_MAX,
     WATCHDOG_SECONDS_MAX,
     Section,
@@ -67,6 +68,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             description="An engine that stands still for so long is restarted; 0 never.",
         ),
     ] = 30.0
+    gpu_temperature_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=GPU_CELSIUS_MAX,
+            description="Degrees Celsius from which on a GPU gets no new work; 0: its own limit.",
+        ),
+    ] = 0
     api_key_file: Annotated[
         str, Meta(description="File with one API key per line, added to api_keys.")
     ] = ""

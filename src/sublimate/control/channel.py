@@ -4,7 +4,7 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached), to the edge (Start, EngineUp, EngineLost, Reload, Drain, Stop), from it
+         Attached), to the edge (Start, EngineUp, EngineLost, Health, Reload, Drain, Stop), from it
          (EdgeReady, RegionBroken, Drained), Received, Channel, names of threads
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import os
 import socket
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -112,6 +112,17 @@ class EngineLost(Message, frozen=True, tag="engine_lost"):
     message: str = ""
 
 
+class Health(Message, frozen=True, tag="health"):
+    """What the watchdog found of an engine, when it changes and with each EngineUp.
+
+    `state` and `fault` are words of guard/watchdog.py. Tripped: give it nothing new; what it has
+    goes on, unless EngineLost comes too."""
+
+    engine: int = 0
+    state: Literal["ok", "tripped", "hung"] = "ok"
+    fault: Literal["", "no_turn", "no_step", "starved", "gpu_hot", "gpu_idle"] = ""
+
+
 class Reload(Message, frozen=True, tag="reload"):
     """Read the keys file again; what is being answered goes on."""
 
@@ -142,7 +153,7 @@ class Drained(Message, frozen=True, tag="drained"):
 
 ToEngine = Load | Attach | Detach | Stop
 FromEngine = Progress | Ready | Failed | Attached
-ToEdge = Start | EngineUp | EngineLost | Reload | Drain | Stop
+ToEdge = Start | EngineUp | EngineLost | Health | Reload | Drain | Stop
 FromEdge = EdgeReady | RegionBroken | Drained
 
 WORD_BYTES = array.array("i").itemsize

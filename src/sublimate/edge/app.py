@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from .. import _core
 from ..config import EdgeSettings
 from ..errors import ConfigError
+from ..guard.standing import Standing
 from . import limits
 from .access import Access
 from .engine import EngineLink
@@ -97,6 +98,8 @@ class EdgeServer:
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
         self.engine: EngineLink | None = None
+        self.standing = Standing()
+        """Of the engines, as the watchdog tells it."""
         self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
         """Of thinking blocks; a server knows its own until it restarts."""
         self.draining = False
@@ -129,6 +132,7 @@ class EdgeServer:
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.metrics.engine = lambda: self.engine
+        self.metrics.parts.append(self.standing.families)
         self.metrics.relaxations = model.grammars.relaxed
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
@@ -441,11 +445,13 @@ class EdgeServer:
             self.stories.engine_lost()
 
     def engine_or_refuse(self) -> EngineLink:
-        """Raises ApiError while draining or without an engine."""
+        """Raises ApiError while draining, without an engine, or with one that is not well."""
         if self.draining:
             raise self.draining_error()
         if self.engine is None:
             raise self._unavailable_error()
+        if self.standing.is_tripped():
+            raise ApiError("engine_tripped").after(limits.TRIPPED_RETRY_SECONDS)
         return self.engine
 
     def draining_error(self) -> ApiError:
@@ -465,6 +471,8 @@ class EdgeServer:
             return "draining"
         if self.engine is None:
             return self._unavailable[0]
+        if self.standing.is_tripped():
+            return "engine_tripped"
         return "" if self.engine.is_healthy() else "engine_stalled"
 
     def reload(self) -> None:

@@ -286,6 +286,12 @@ TABLE: dict[str, ErrorKind] = {
     "engine_unavailable": ErrorKind(
         503, OVERLOADED, "The model engine is not available now. Try again soon.", retry=True
     ),
+    "engine_tripped": ErrorKind(
+        529,
+        OVERLOADED,
+        "The model engine takes nothing new until it has recovered. Try again soon.",
+        retry=True,
+    ),
     "hardware_not_supported": ErrorKind(
         503, "api_error", "The model cannot run on this machine.", retry=False
     ),

@@ -175,6 +175,8 @@ TRIM_BYTES_MIN = MIB
 """Bodies from here on leave memory behind that is given back to the system."""
 OVERLOAD_RETRY_SECONDS = 1
 ENGINE_LOST_RETRY_SECONDS = 1
+TRIPPED_RETRY_SECONDS = 5
+"""Of an engine that is to recover first: a GPU does not cool down in less."""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from ..control import channel
 from ..control.child import enter_child
 from ..control.faults import open_faults
 from ..errors import ExitCode, SublimateError
+from ..guard.engine_watch import Verdict
 from .app import EdgeServer
 from .faults import EdgeFaults
 from .limits import limits_from_environment
@@ -116,6 +117,8 @@ class EdgeProcess:
                 self._take_region(server, up, received.fds)
             case channel.EngineLost(reason=reason, message=message):
                 server.engine_lost(reason, message)
+            case channel.Health(engine=engine, state=state, fault=fault):
+                server.standing.told(engine, Verdict(state, fault))
             case channel.Reload():
                 server.reload()
             case channel.Drain(seconds=seconds):

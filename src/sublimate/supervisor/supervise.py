@@ -29,11 +29,10 @@ from ..config import Settings
 from ..control import channel
 from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
+from ..guard.engine_watch import EngineWatch
 from .backoff import Backoff
-from .core_waits import CoreWaits
 from .listen import address_url
 from .reporter import Reporter
-from .watchdog import Watchdog
 from .worker import Worker
 
 ENGINE_MODULE = "sublimate.engine"
@@ -64,6 +63,7 @@ class Supervisor:
         grpc_address: str = "",
         listen_udp: socket.socket | None = None,
         edge_module: str = EDGE_MODULE,
+        watch: EngineWatch | None = None,
     ) -> None:
         self._settings = settings
         self._model_path = model_path
@@ -87,8 +87,9 @@ class Supervisor:
         """EngineUp was sent and not taken back."""
         self._pair_backoff = Backoff()
         self._pair_at_seconds: float | None = None
-        self._watchdog = Watchdog(settings.server.watchdog_seconds)
-        self._core_waits = CoreWaits()
+        self._watch = watch or EngineWatch(
+            settings.server.watchdog_seconds, settings.server.gpu_temperature_max
+        )
         self._look_at_seconds: float | None = None
         self._stalled = False
         self._was_ready = False
@@ -337,9 +338,9 @@ class Supervisor:
             else:
                 self._failure = EngineError(str(error))
             return
-        if self._watchdog.enabled:
-            self._watchdog.begin(now, float(self._engine_info.get("warm_up_seconds", 0.0)))
-            self._look_at_seconds = now + self._watchdog.look_seconds
+        if self._watch.enabled:
+            self._watch.begin(now, self._engine_info)
+            self._look_at_seconds = now + self._watch.look_seconds
         self._engine.send(channel.Attach(edge=self._pair), self._region.fds)
 
     def _complete_pair(self, pair: int) -> None:
@@ -347,6 +348,7 @@ class Supervisor:
             self._engine.send(channel.Detach(edge=pair))
             return
         self._edge.send(channel.EngineUp(info=self._engine_info, edge=pair), self._region.fds)
+        self._tell_health()
         self._pair_is_up = True
         self._report_ready()
 
@@ -369,24 +371,31 @@ class Supervisor:
         self._pair_at_seconds = self._look_at_seconds = None
 
     def _look_at_engine(self, now: float) -> None:
-        """Two stages: an engine that stands still is lost to the edge, and later killed."""
+        """Two stages: an engine in which nothing moves is lost to the edge, and later killed. One
+        that is too hot keeps what it has."""
         if self._region is None:
             return
-        self._look_at_seconds = now + self._watchdog.look_seconds
-        waited = self._core_waits.since_last(self._engine.process_id)
-        state = self._watchdog.look(now, self._region.stats()["engine_heartbeat_ns"], waited)
+        self._look_at_seconds = now + self._watch.look_seconds
+        before = self._watch.verdict
+        verdict = self._watch.look(now, self._region.stats(), self._engine.process_id)
         # The loop's own bell: one that sleeps beats before the next look.
         os.eventfd_write(self._region.fds[1], 1)
-        if state == "hung":
+        if verdict != before:
+            self._tell_health()
+        if verdict.state == "hung":
             self._look_at_seconds = None
-            limit = self._watchdog.hung_seconds
-            self._engine_said = f"it stood still for {limit:.0f} s and was killed"
+            limit = self._watch.hung_seconds
+            self._engine_said = f"{verdict.sentence} for {limit:.0f} s and was killed"
             self._engine.kill()
-        elif state == "stalled" and not self._stalled:
+        elif verdict.loses_requests and not self._stalled:
             self._stalled = True
             self._edge.send(channel.EngineLost())
-        elif state == "beating" and self._stalled:
+        elif verdict.state == "ok" and self._stalled:
             self._plan_pair("the engine stood still and goes on")
+
+    def _tell_health(self) -> None:
+        verdict = self._watch.verdict
+        self._edge.send(channel.Health(state=verdict.state, fault=verdict.fault))
 
     def _report_ready(self) -> None:
         if self._edge_info is None or self._engine_info is None or not self._pair_is_up:

@@ -127,6 +127,8 @@ class Metrics(Collector):
         """Share of the roofline in the last whole second under load; 0 before the first."""
         self.engine: Callable[[], EngineLink | None] = lambda: None
         self.answers: Callable[[], int] = lambda: 0
+        self.parts: list[Callable[[dict[str, str]], Iterator[Any]]] = []
+        """More families, each told the labels of all."""
         self._model_name = model_name
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -162,6 +164,8 @@ class Metrics(Collector):
         load = self.load_utilization_ppm / PARTS_PER_MILLION
         text = "Share of the measured roofline, last second that had load."
         yield _gauge("engine_utilization_under_load", text, load, labels)
+        for part in self.parts:
+            yield from part(labels)
         engine = self.engine()
         if engine is not None:
             yield from _loop_families(engine, labels)

@@ -1,0 +1,6 @@
+"""What keeps a bad minute of an engine from becoming one of its clients.
+
+Reading order: watchdog (whether the loop turns and makes steps) with core_waits (what a busy
+machine excuses), gpu and nvml (temperature and utilisation), engine_watch (all of it for one
+engine, in the supervisor), standing (what an edge knows of it).
+"""

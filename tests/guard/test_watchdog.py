@@ -1,0 +1,248 @@
+"""The watchdog's parts: two stages of what stands still, waits for a core, a GPU's windows."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulated_gpu import SimulatedGpu
+from sublimate.guard.core_waits import CoreWaits
+from sublimate.guard.engine_watch import EngineWatch, Verdict
+from sublimate.guard.gpu import GpuWatch
+from sublimate.guard.nvml import NvmlGpu, open_gpu
+from sublimate.guard.watchdog import Signs, Watchdog
+
+
+def looks(dog: Watchdog, seconds: float, heartbeat_ns: int, begin: float) -> list[str]:
+    """What each look says while the heartbeat stands still."""
+    count = round(seconds / dog.look_seconds)
+    signs = Signs(heartbeat_ns=heartbeat_ns)
+    return [dog.look(begin + n * dog.look_seconds, signs)[0] for n in range(1, count + 1)]
+
+
+def beat(dog: Watchdog, now: float, heartbeat_ns: int, waited: float = 0.0) -> str:
+    return dog.look(now, Signs(heartbeat_ns=heartbeat_ns), waited)[0]
+
+
+def test_a_watchdog_has_two_stages_and_a_beat_ends_both() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+    assert looks(dog, 4.0, 0, 0.0) == ["ok"] * 4, "an engine that never beat counts too"
+    assert beat(dog, 5.0, 1) == "ok"
+    assert looks(dog, 30.0, 1, 5.0) == ["ok"] * 4 + ["tripped"] * 25 + ["hung"]
+    assert dog.look(36.0, Signs(heartbeat_ns=1))[1] == "no_turn"
+    assert beat(dog, 37.0, 2) == "ok"
+    short = Watchdog(1.0)
+    assert short.stalled_seconds == 0.5 and short.look_seconds == 0.1
+
+
+def test_a_watchdog_waits_longer_where_steps_are_long() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 100.0)
+    assert dog.stalled_seconds == 200.0 and dog.hung_seconds == 400.0
+    dog.begin(0.0, 0.5)
+    assert dog.stalled_seconds == 5.0 and dog.hung_seconds == 30.0
+
+
+def test_a_watchdog_that_was_frozen_itself_accuses_nobody() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+    assert beat(dog, 1.0, 7) == "ok"
+    assert beat(dog, 3600.0, 7) == "ok"
+    assert beat(dog, 3601.0, 8) == "ok"
+    assert not Watchdog(0.0).enabled
+
+
+def test_waiting_for_a_core_is_not_standing_still() -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+    assert {beat(dog, float(second), 7, 0.9) for second in range(1, 41)} == {"ok"}
+    assert {beat(dog, float(second), 7, 99.0) for second in range(41, 81)} == {"ok"}
+    said = [beat(dog, float(second), 7) for second in range(81, 84)]
+    assert said == ["ok", "tripped", "tripped"], "what it stood still before counts"
+
+
+@pytest.mark.parametrize(("running", "fault"), [(2, "no_step"), (0, "starved")])
+def test_a_loop_that_turns_without_a_step_does_no_work(running: int, fault: str) -> None:
+    dog = Watchdog(30.0)
+    dog.begin(0.0, 0.0)
+
+    def look(second: int, step_count: int, waiting: int = 1) -> tuple[str, str]:
+        work = Signs(heartbeat_ns=second, step_count=step_count, running=running, waiting=waiting)
+        return dog.look(float(second), work)
+
+    said = [look(second, 9) for second in range(1, 33)]
+    assert said == [("ok", "")] * 15 + [("tripped", fault)] * 15 + [("hung", fault)] * 2
+    assert look(33, 10) == ("ok", ""), "a step ends it"
+    if not running:
+        said = [look(second, 10, waiting=0) for second in range(34, 100)]
+        assert set(said) == {("ok", "")}, "without work there is no step to end"
+
+
+# ---- a GPU ---------------------------------------------------------------------------------------
+def follow(watch: GpuWatch, begin: int, seconds: int, has_work: bool = True) -> list[str]:
+    return [watch.look(float(second), has_work) for second in range(begin, begin + seconds)]
+
+
+def test_a_hot_gpu_is_tripped_by_a_window_and_cools_down_well_below() -> None:
+    gpu = SimulatedGpu(temperature=60, utilization=90, temperature_max=85)
+    watch = GpuWatch(gpu)
+    assert set(follow(watch, 0, 10)) == {""}
+    gpu.temperature = 85
+    said = follow(watch, 10, 10)
+    assert said == [""] * 5 + ["gpu_hot"] * 5, "one hot reading is none"
+    gpu.temperature = 81
+    assert set(follow(watch, 20, 20)) == {"gpu_hot"}, "not well below"
+    gpu.temperature = 80
+    said = follow(watch, 40, 8)
+    assert said == ["gpu_hot"] * 5 + [""] * 3
+    assert watch.last is not None and watch.last.temperature_celsius == 80
+
+
+def test_the_operators_limit_comes_before_the_gpus_own() -> None:
+    gpu = SimulatedGpu(temperature=72, utilization=90, temperature_max=85)
+    assert follow(GpuWatch(gpu, 70), 0, 7)[-1] == "gpu_hot"
+    assert follow(GpuWatch(gpu), 0, 7)[-1] == ""
+
+
+def test_a_gpu_that_computes_nothing_while_requests_run_is_found() -> None:
+    gpu = SimulatedGpu(temperature=40, utilization=0, temperature_max=85)
+    watch = GpuWatch(gpu)
+    assert set(follow(watch, 0, 40, has_work=False)) == {""}, "it has nothing to do"
+    said = follow(watch, 40, 20)
+    assert said == [""] * 15 + ["gpu_idle"] * 5
+    gpu.utilization = 1
+    assert follow(watch, 60, 1) == [""]
+
+
+def test_sensors_that_cannot_be_read_accuse_nobody_and_acquit_nobody() -> None:
+    gpu = SimulatedGpu(temperature=90, utilization=50, temperature_max=85)
+    watch = GpuWatch(gpu)
+    gpu.is_readable = False
+    assert set(follow(watch, 0, 10)) == {""}
+    gpu.is_readable = True
+    assert follow(watch, 10, 7)[-1] == "gpu_hot"
+    gpu.is_readable = False
+    assert set(follow(watch, 17, 30)) == {"gpu_hot"}
+
+
+def stats(second: int, running: int = 1) -> dict[str, int]:
+    steps = {"step_count": second, "running": running, "waiting": 0}
+    return {"engine_heartbeat_ns": second, **steps}
+
+
+def test_an_engine_is_judged_by_its_loop_first_and_then_by_its_gpu() -> None:
+    gpu = SimulatedGpu(temperature=90, utilization=50, temperature_max=85)
+    info: Mapping[str, Any] = {"gpu_index": 0}
+    watch = EngineWatch(30.0, open_gpu=lambda told: gpu if told is info else None)
+    watch.begin(0.0, info)
+    said = [watch.look(float(second), stats(second), 0) for second in range(1, 8)]
+    assert said[-1] == Verdict("tripped", "gpu_hot") and not said[-1].loses_requests
+    watch.begin(8.0, info)
+    assert watch.verdict.fault == "gpu_hot", "another region cools nothing"
+    said = [watch.look(float(second), stats(8), 0) for second in range(9, 15)]
+    assert said[-1] == Verdict("tripped", "no_turn") and said[-1].loses_requests
+    watch.begin(15.0, {})
+    assert watch.verdict == Verdict(), "an engine without a GPU"
+    assert watch.look(16.0, stats(16), 0) == Verdict()
+
+
+def test_an_engine_whose_gpu_computes_nothing_is_ended_in_the_end() -> None:
+    gpu = SimulatedGpu(temperature=40, utilization=0, temperature_max=85)
+    watch = EngineWatch(30.0, open_gpu=lambda _: gpu)
+    watch.begin(0.0, {})
+    said = [watch.look(float(second), stats(second), 0).state for second in range(1, 48)]
+    assert said == ["ok"] * 15 + ["tripped"] * 30 + ["hung"] * 2
+    assert "GPU" in watch.verdict.sentence
+
+
+class FakeNvml:
+    """The library's calls, with what they write."""
+
+    def __init__(self, results: dict[str, int]) -> None:
+        self._results = results
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            out = arguments[-1]._obj if arguments and name != "nvmlInit_v2" else None
+            if isinstance(out, ctypes.c_uint):
+                out.value = 88 if "Threshold" in name else 61
+            elif isinstance(out, ctypes.Structure):
+                out.gpu, out.memory = 37, 5  # type: ignore[attr-defined]
+            return self._results.get(name, 0)
+
+        return call
+
+
+def test_nvml_is_read_as_its_header_says() -> None:
+    gpu = NvmlGpu(FakeNvml({}), 0)
+    reading = gpu.read()
+    assert gpu.temperature_max_celsius == 88
+    assert reading is not None
+    assert (reading.temperature_celsius, reading.utilization_percent) == (61, 37)
+    assert NvmlGpu(FakeNvml({"nvmlDeviceGetUtilizationRates": 3}), 0).read() is None
+    untold = NvmlGpu(FakeNvml({"nvmlDeviceGetTemperatureThreshold": 3}), 0)
+    assert untold.temperature_max_celsius == 90
+    for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"):
+        with pytest.raises(OSError, match="NVML"):
+            NvmlGpu(FakeNvml({name: 9}), 0)
+    assert open_gpu({}) is None, "an engine that tells of no GPU has none"
+
+
+# ---- waits for a core ----------------------------------------------------------------------------
+def thread_file(proc: Path, thread: int, name: str, schedstat: str) -> None:
+    folder = proc / "12" / "task" / str(thread)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "schedstat").write_text(schedstat)
+
+
+def test_waits_are_those_of_the_threads_that_make_steps(tmp_path: Path) -> None:
+    waits = CoreWaits(tmp_path)
+    assert waits.since_last(12) == 0.0, "there is no such process"
+    for wait_ns in (5_000_000_000, 6_500_000_000):
+        thread_file(tmp_path, 13, "loop", f"1 {wait_ns} 3\n")
+        thread_file(tmp_path, 14, "compute", f"1 {wait_ns} 3\n")
+        thread_file(tmp_path, 15, "populate", f"1 {9 * wait_ns} 3\n")
+        thread_file(tmp_path, 16, "compute", "odd\n")
+        waited = waits.since_last(12)
+    assert waited == 3.0, "and only what was added since the last look"
+    thread_file(tmp_path, 17, "compute", "1 7000000000 3\n")
+    assert waits.since_last(12) == 0.0, "of a thread that is new nothing is known"
+
+
+def test_the_kernel_tells_of_a_process_that_waits_for_a_core() -> None:
+    code = (
+        "import os, time\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "open('/proc/self/comm', 'w').write('loop')\n"
+        "print(flush=True)\n"
+        "while True: pass\n"
+    )
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not tell it")
+    command = [sys.executable, "-c", code]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for child in both:
+            assert child.stdout is not None and child.stdout.readline() == b"\n"
+        waits = CoreWaits()
+        assert waits.since_last(both[0].pid) == 0.0, "nothing came before"
+        time.sleep(0.5)
+        waited = waits.since_last(both[0].pid)
+        assert waited > 0.1, "two cannot run on one core at once"
+        both[0].send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        waits.since_last(both[0].pid)
+        time.sleep(0.3)
+        assert waits.since_last(both[0].pid) == 0.0, "one that is stopped does not wait"
+    finally:
+        for child in both:
+            child.kill()
+            child.communicate()
