@@ -231,6 +231,7 @@ CAUSES = {
     "threads": "error_shapes::threads_are_refused_with_the_code_that_sdks_know",
     "too_early": "early_data::what_costs_is_425_and_taken_after_the_handshake",
     "idempotency_key": "idempotency::a_key_that_is_none_or_anothers_is_refused",
+    "idempotency_form": "idempotency::a_call_and_a_request_share_their_answer_and_their_error",
     "idempotency_mismatch": "idempotency::a_key_that_is_none_or_anothers_is_refused",
     "call_unknown": "grpc::unimplemented_method_and_service",
     "call_timeout_field": "grpc_mapping::what_is_no_timeout",

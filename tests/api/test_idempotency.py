@@ -4,21 +4,29 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
+import msgspec
 import pytest
 
 from grammar import check_stream
 from harness import Served, body, exchange_bytes, http_post, serve, wait_until
 from sublimate.edge import limits
+from sublimate.edge.coding import FRAMES_TYPE
 from sublimate.edge.errors import ApiError
 from sublimate.edge.idempotency import Outcomes
+from sublimate.v1.messages_pb2 import CreateMessageRequest
+from sublimate.wire.frames import FrameDecoder, event_json, message_json
 from test_errors import check_error
+from test_grpc import connected, fails
 
 COUNT = {"stream": True, "max_tokens": 4000, "seed": 1}
+FIELD = "idempotency-key"
+KEYED = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Served]:
-    with serve(step_delay_us=200) as served:
+    with serve(step_delay_us=200, grpc=True) as served:
         yield served
         wait_until(served.idle)
 
@@ -81,6 +89,114 @@ def test_who_was_cut_off_may_come_back(slow: Served, monkeypatch: pytest.MonkeyP
         assert b"message_start" in sock.recv(65536)
     wait_until(slow.idle)
     assert accepted(slow) == before + 2
+
+
+# ---- one key in several forms --------------------------------------------------------------------
+FORMS = ("events", "frames", "call")
+
+
+def events_of(served: Served, form: str, key: str, *, check: bool = True) -> list[Any]:
+    """Of one stream, as JSON."""
+    asked = body("count", **COUNT)
+    if form == "call":
+        with connected(served) as client:
+            call = client.stream(
+                CreateMessageRequest(json_body=msgspec.json.encode(asked)), metadata=[(FIELD, key)]
+            )
+            return [event_json(event) for event in call]
+    headers = {FIELD: key, "accept": FRAMES_TYPE if form == "frames" else "*/*"}
+    reply = served.client.post("/v1/messages", json=asked, headers=headers)
+    assert reply.status_code == 200
+    if form == "frames":
+        assert reply.headers["content-type"] == FRAMES_TYPE
+        return [event_json(event) for event in FrameDecoder().feed(reply.content)]
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    if check:
+        check_stream(reply.content)
+    lines = [line for line in reply.content.splitlines() if line.startswith(b"data: ")]
+    return [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("first", FORMS)
+def test_one_key_in_any_form(slow: Served, first: str) -> None:
+    """While the answer is made, and after."""
+    before, told = accepted(slow), {}
+    threads = [
+        threading.Thread(target=lambda form=form: told.update({form: events_of(slow, form, first)}))
+        for form in (first, *(form for form in FORMS if form != first))
+    ]
+    for thread in threads:
+        thread.start()
+        wait_until(lambda: accepted(slow) == before + 1)
+    for thread in threads:
+        thread.join()
+    told |= {f"{form} again": events_of(slow, form, first) for form in FORMS}
+    assert len(told[first]) > 1000
+    for form, events in told.items():
+        assert events == told[first], form
+    assert accepted(slow) == before + 1
+
+
+def test_a_call_and_a_request_share_their_answer_and_their_error(slow: Served) -> None:
+    before, asked = accepted(slow), body()
+    with connected(slow) as client:
+        request = CreateMessageRequest(json_body=msgspec.json.encode(asked))
+        answer, call = client.CreateMessage.with_call(request, metadata=[(FIELD, "both")])
+        whole = slow.client.post(
+            "/v1/messages", content=request.json_body, headers=KEYED | {FIELD: "both"}
+        )
+        assert message_json(answer) == whole.json()
+        assert whole.headers["idempotency-replayed"] == "true"
+        assert dict(call.initial_metadata())["request-id"] == whole.headers["request-id"]
+        again, call = client.CreateMessage.with_call(request, metadata=[(FIELD, "both")])
+        assert again == answer and dict(call.initial_metadata())["idempotency-replayed"] == "true"
+        assert accepted(slow) == before + 1
+        fails(
+            lambda: list(client.stream(request, metadata=[(FIELD, "both")])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "The answer under this idempotency-key is a whole message. Ask for it so, or take a new"
+            " key.",
+        )
+        wrong = CreateMessageRequest(json_body=msgspec.json.encode(body(max_tokens=-1)))
+        first = slow.client.post(
+            "/v1/messages", content=wrong.json_body, headers=KEYED | {FIELD: "bad"}
+        )
+        text = first.json()["error"]["message"]
+        assert first.status_code == 400
+        for _ in range(2):
+            fails(
+                lambda: client.CreateMessage(wrong, metadata=[(FIELD, "bad")]),
+                grpc.StatusCode.INVALID_ARGUMENT,
+                text,
+            )
+
+
+def test_an_error_within_a_stream_is_told_in_each_form() -> None:
+    """The engine is lost while three read one answer."""
+    told: dict[str, Any] = {}
+    with serve(step_delay_us=5000, grpc=True) as served:
+
+        def read(form: str) -> None:
+            try:
+                told[form] = events_of(served, form, "lost", check=False)[-1]["error"]["message"]
+            except grpc.RpcError as error:
+                told[form] = error.details()
+
+        threads = [threading.Thread(target=read, args=(form,)) for form in FORMS]
+        for thread in threads:
+            thread.start()
+        parts = served.server._parts
+        wait_until(lambda: served.call(lambda: len(readers(parts[Outcomes], "lost")) == len(FORMS)))
+        served.call(served.server.engine_lost)
+        for thread in threads:
+            thread.join()
+    assert told == dict.fromkeys(FORMS, "The model engine was lost during this request.")
+
+
+def readers(outcomes: Any, key: str) -> list[Any]:
+    """Whose streams have begun."""
+    kept = [mine[key.encode()] for mine in outcomes._known.values() if key.encode() in mine]
+    return [reader for outcome in kept for reader in outcome._readers if reader.streaming]
 
 
 def test_what_would_succeed_at_another_try_is_not_kept(

@@ -226,3 +226,7 @@ def test_what_the_proto_calls_safe_is_answered_early(
     assert failure(answer)[0] == 14, "UNAVAILABLE: clients repeat it"
     assert told(call(client, path, message()), frames_pb2.Message)
     client.close()
+    keyed = {**HEAD, "idempotency_key": "early call"}
+    client, answer = early(served, pair, ticket_of(served, pair), "POST", path, message(), **keyed)
+    assert told(answer, frames_pb2.Message) and client.handshake.early_data_accepted
+    client.close()

@@ -92,9 +92,9 @@ def test_a_lost_connection_may_come_back(slow: Served, pair: tuple[Path, Path]) 
 
 
 # ---- our client ----------------------------------------------------------------------------------
-@pytest.fixture
-def http() -> Iterator[Any]:
-    with http_client(carriers=("h3",)) as made:
+@pytest.fixture(params=["h3", "grpc-h3"])
+def http(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with http_client(carriers=(request.param,)) as made:
         yield made
 
 

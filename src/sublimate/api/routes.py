@@ -17,6 +17,7 @@ from .files import handlers as files
 from .files import upload
 from .messages import handlers as messages
 from .messages.fingerprints import Fingerprints
+from .messages.framed import retelling
 from .ollama import handlers as ollama
 from .ollama import models as ollama_models
 from .ollama.errors import OLLAMA_ERRORS
@@ -102,4 +103,12 @@ REPLAY_SAFE: tuple[Handler, ...] = (
     tokenise.tokenize,
     tokenise.detokenize,
 )
-ROUTES = Routes(TABLE, SHAPES, begin, {files.create: upload.Upload}, _methods, REPLAY_SAFE)
+ROUTES = Routes(
+    TABLE,
+    SHAPES,
+    begin,
+    {files.create: upload.Upload},
+    _methods,
+    REPLAY_SAFE,
+    {messages.create_message: retelling},
+)

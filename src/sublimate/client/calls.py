@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .choice import OVER_GRPC, Carrier, Kind
+from .choice import OVER_QUIC, Carrier, Kind
 from .events import Decoder
 from .pipe import Pipe
 from .report import Used
@@ -39,8 +39,8 @@ class Call:
     connect_seconds: float | None = None
     read_seconds: float | None = None
     key: str = ""
-    """An idempotency key for carriers whose cancel the server takes for one: HTTP/3. It is there
-    for a message that its caller gave none."""
+    """An idempotency key for carriers whose cancel the server takes for one: those over QUIC. It is
+    there for a message that its caller gave none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what would break a carrier's framing."""
@@ -53,11 +53,8 @@ class Call:
                 raise ValueError(f"{name} has a line break in its value")
 
     def may_repeat(self, carrier: Carrier) -> bool:
-        """Whether it may be sent early, or again: the server does the work once. It keeps no
-        answers of calls of gRPC."""
-        if carrier in OVER_GRPC:
-            return self.kind == "count"
-        return self.is_replayable or (carrier == "h3" and self.key != "")
+        """Whether it may be sent early, or again: the server does the work once."""
+        return self.is_replayable or (carrier in OVER_QUIC and self.key != "")
 
 
 @dataclass(frozen=True, slots=True)

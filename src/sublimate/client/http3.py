@@ -37,18 +37,23 @@ class Sent:
 
 def send(session: QuicSession, call: Call, carrier: Carrier) -> Sent:
     """Raises CarrierError."""
+    key = [(IDEMPOTENCY_KEY, call.key)] if call.key else []
     if carrier in OVER_GRPC:
         from . import mapping
 
         target = mapping.METHODS[call.kind]
-        fields = [("content-type", mapping.TYPE), ("te", "trailers"), *mapping.fields_of(call)]
+        fields = [
+            ("content-type", mapping.TYPE),
+            ("te", "trailers"),
+            *mapping.fields_of(call),
+            *key,
+        ]
         body = mapping.framed(mapping.message_of(call))
         return Sent(session, session.open(METHOD_OF_CALLS, target, call, fields, body), call)
     fields = call.headers
     if call.kind == "stream":
         fields = [*(field for field in fields if field[0] != "accept"), ("accept", FRAMES_TYPE)]
-    if call.key:
-        fields = [*fields, (IDEMPOTENCY_KEY, call.key)]
+    fields = [*fields, *key]
     return Sent(session, session.open(call.method, call.target, call, fields, call.body), call)
 
 

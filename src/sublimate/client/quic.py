@@ -133,7 +133,7 @@ class QuicSession(QuicConnectionProtocol):
         self._ticking: asyncio.TimerHandle | None = None
         self._silent_ticks = 0
         """Since the last packet that was the server's."""
-        self._packets = -1
+        self._packets: int = -1
         """The number of the newest of these."""
         self.established: asyncio.Future[None] = self._loop.create_future()
         self.released: asyncio.Future[None] = self._loop.create_future()

@@ -208,7 +208,7 @@ class EdgeServer:
         if exchange.is_carrier:
             from .grpc.in_body import is_replay_safe
 
-            return is_replay_safe(exchange.request.path)
+            return is_replay_safe(exchange.request.path, exchange.request.fields)
         is_reading = exchange.request.method in ("GET", "HEAD", "OPTIONS")
         is_safe = exchange.handler in self.routes.replay_safe
         return is_reading or is_safe or _may_repeat(exchange)
@@ -549,7 +549,8 @@ class EdgeServer:
 
 def _may_repeat(exchange: Exchange) -> bool:
     """It has a key under which its answer is kept. Uploads, whose bodies are not in memory, have
-    none, nor have requests that no client of HTTP sent."""
+    none, nor have requests that no client sent."""
     request = exchange.request
-    is_plain = type(exchange) is Exchange and exchange.sink is None and not exchange.is_carrier
+    is_asked = type(exchange) is Exchange or exchange.is_of_call
+    is_plain = is_asked and exchange.sink is None and not exchange.is_carrier
     return FIELD in request.fields and request.method == "POST" and is_plain

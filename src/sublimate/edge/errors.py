@@ -127,6 +127,12 @@ TABLE: dict[str, ErrorKind] = {
         "This idempotency-key was used for another request. Take a new key for each request.",
         retry=False,
     ),
+    "idempotency_form": ErrorKind(
+        422,
+        INVALID,
+        "The answer under this idempotency-key is {form}. Ask for it so, or take a new key.",
+        retry=False,
+    ),
     # Access and routes.
     "unauthenticated": ErrorKind(
         401,

@@ -87,6 +87,9 @@ class BodySink(Protocol):
 class Exchange:
     """One request and the writer of its answer. On the event loop's thread only."""
 
+    is_of_call = False
+    """A call of gRPC asks, whose errors are told in its own way."""
+
     __slots__ = (
         "answered",
         "batch",

@@ -1,5 +1,8 @@
 """Answers that are kept for a while, for clients that repeat a POST with the same idempotency-key.
 
+The same key may come another way: over HTTP or as a call of gRPC, for events or for binary frames.
+The answer is kept as it was first asked for, and told to each reader in the form that it asks for.
+
 The first request with a key runs in an exchange of its own, whose wire is an Outcome: it writes the
 answer down and passes it on to whoever asked, the first client among them. A repeat gets all of it
 from the beginning, while it runs or after. A client whose connection is lost leaves the answer
@@ -20,10 +23,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from . import limits
-from .coding import accepts_frames
+from .coding import FRAMES_TYPE, accepts_frames
 from .errors import ApiError
-from .exchange import Exchange, Request
+from .exchange import EVENT_STREAM, Exchange, Request
+from .routes import Retelling
 from .wire import Header
 
 if TYPE_CHECKING:
@@ -36,6 +42,48 @@ LASTING = frozenset((400, 404, 405, 413, 422))
 REPLAYED: Header = ("idempotency-replayed", "true")
 
 
+class _Asked(msgspec.Struct):
+    """The one member of a body that decides whether its answer is a stream."""
+
+    stream: bool = False
+
+
+def _is_stream(streams: bool | None, body: bytes) -> bool:
+    """Of an answer: its transport says so, else the body."""
+    if streams is not None:
+        return streams
+    try:
+        return msgspec.json.decode(body, type=_Asked).stream
+    except msgspec.DecodeError:
+        return False
+
+
+class _Making(Exchange):
+    """The exchange that makes an answer."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: Outcome, request: Request) -> None:
+        super().__init__(outcome, request)
+        self._outcome = outcome
+
+    def fail(self, error: ApiError) -> None:
+        if not self.answered:
+            self._outcome.error = error
+        super().fail(error)
+
+
+class _Reading(msgspec.Struct):
+    """How one reader gets it."""
+
+    is_repeat: bool
+    retell: Callable[[bytes], bytes] | None = None
+    """Into the form that this reader asks for; None: it is kept in that."""
+
+    def told(self, pieces: bytes) -> bytes:
+        return pieces if self.retell is None else self.retell(pieces)
+
+
 class Outcome:
     """One answer, as far as it is made: the wire of the exchange that makes it."""
 
@@ -46,6 +94,10 @@ class Outcome:
 
     def __init__(self, store: Outcomes, owner: bytes, key: bytes, digest: bytes) -> None:
         self.digest = digest
+        self.streams: bool | None = None
+        """As its first transport asked for it (see Exchange)."""
+        self.error: ApiError | None = None
+        """That it ended in, for readers that tell errors in their own way."""
         self.owner = owner
         self.key = key
         self.protocol = ""
@@ -56,8 +108,8 @@ class Outcome:
         self._store = store
         self._url = ""
         self._exchange: Exchange | None = None
-        self._readers: dict[Exchange, bool] = {}
-        """Who gets it, and whether as a repeat."""
+        self._readers: dict[Exchange, _Reading] = {}
+        """Who gets it."""
         self._head: tuple[int, Sequence[Header]] | None = None
         self._is_stream = False
         self._content: list[bytes] = []
@@ -72,12 +124,12 @@ class Outcome:
         request = Request(asked.method, asked.target, fields)
         request.body = asked.body
         self.protocol, self._url = reader.wire.protocol, reader.base_url()
-        exchange = self._exchange = Exchange(self, request)
+        exchange = self._exchange = _Making(self, request)
         exchange.request_id = reader.request_id
         exchange.started_seconds = reader.started_seconds
         exchange.handler, exchange.error_shape = reader.handler, reader.error_shape
         exchange.owner, exchange.standing_headers = reader.owner, reader.standing_headers
-        exchange.streams = reader.streams
+        exchange.streams = self.streams = reader.streams
         self._join(reader, is_repeat=False)
         return exchange
 
@@ -86,21 +138,45 @@ class Outcome:
         self._join(reader, is_repeat=True)
         if self._head is None:
             return
-        status, fields = self._head
-        fields = [*fields, REPLAYED]
-        if not self._is_stream:
-            reader.pass_on(status, fields, b"".join(self._content))
-        else:
-            reader.pass_on_stream(status, fields, b"".join(self._content))
+        if self._is_stream:
+            self._start(reader, b"".join(self._content))
             if self.is_complete:
                 reader.finish()
+        else:
+            self._pass_on(reader, b"".join(self._content))
         self._told(reader)
 
     def _join(self, reader: Exchange, *, is_repeat: bool) -> None:
         if reader in self._readers:
             raise RuntimeError("a reader asks once")
-        self._readers[reader] = is_repeat
+        self._readers[reader] = _Reading(is_repeat)
         reader.on_gone = lambda: self._left(reader)
+
+    def _fields(self, reading: _Reading) -> tuple[int, Sequence[Header]]:
+        """Status and head for this reader."""
+        if self._head is None:
+            raise RuntimeError("an answer begins with its head")
+        status, fields = self._head
+        return status, [*fields, REPLAYED] if reading.is_repeat else fields
+
+    def _pass_on(self, reader: Exchange, body: bytes) -> None:
+        """The whole answer."""
+        if self.error is not None and reader.is_of_call:
+            reader.fail(self.error)
+        else:
+            reader.pass_on(*self._fields(self._readers[reader]), body)
+
+    def _start(self, reader: Exchange, pieces: bytes) -> None:
+        """A stream's head and what there is of it."""
+        reading = self._readers[reader]
+        status, fields = self._fields(reading)
+        make = self._store.retelling(reader)
+        is_framed = ("content-type", FRAMES_TYPE) in fields
+        if make is not None and is_framed != accepts_frames(reader.request.field(b"accept")):
+            kind = EVENT_STREAM if is_framed else FRAMES_TYPE
+            fields = [(name, kind if name == "content-type" else value) for name, value in fields]
+            reading.retell = make(not is_framed)
+        reader.pass_on_stream(status, fields, reading.told(pieces))
 
     def _left(self, reader: Exchange) -> None:
         self._readers.pop(reader, None)
@@ -126,36 +202,42 @@ class Outcome:
 
     def _told(self, reader: Exchange) -> None:
         """It may have had all of it."""
-        if reader.answered and self._readers.pop(reader, False):
-            self._store.note(reader)
+        if reader.answered:
+            reading = self._readers.pop(reader, None)
+            if reading is not None and reading.is_repeat:
+                self._store.note(reader)
 
     # ---- Wire ----------------------------------------------------------------------------------
     def whole(self, status: int, fields: Sequence[Header], body: bytes, /) -> None:
         self._begin(status, fields, is_stream=False)
         self._keep(body)
-        for reader, is_repeat in list(self._readers.items()):
-            reader.pass_on(status, [*fields, REPLAYED] if is_repeat else fields, body)
+        for reader in list(self._readers):
+            self._pass_on(reader, body)
             self._told(reader)
 
     def begin(self, status: int, fields: Sequence[Header], pieces: bytes, /) -> bool:
         self._begin(status, fields, is_stream=True)
         self._keep(pieces)
-        for reader, is_repeat in list(self._readers.items()):
-            reader.pass_on_stream(status, [*fields, REPLAYED] if is_repeat else fields, pieces)
+        for reader in list(self._readers):
+            self._start(reader, pieces)
         return False
 
     def send(self, pieces: bytes, /) -> bool:
         self._keep(pieces)
-        for reader in list(self._readers):
-            if reader.streaming:
-                reader.write(reader.framed(pieces))
+        for reader, reading in list(self._readers.items()):
+            if reader.streaming and (told := reading.told(pieces)):
+                reader.write(reader.framed(told))
         return False
 
     def finish(self, pieces: bytes, trailers: Sequence[Header] = (), /) -> None:
         del trailers
         self._keep(pieces)
-        for reader in list(self._readers):
-            reader.finish(reader.framed(pieces) if pieces else b"")
+        for reader, reading in list(self._readers.items()):
+            if self.error is not None and reader.is_of_call:
+                reader.fail(self.error)
+            else:
+                told = reading.told(pieces)
+                reader.finish(reader.framed(told) if told else b"")
             self._told(reader)
 
     def answered(self, exchange: Exchange, /) -> None:
@@ -218,9 +300,8 @@ class Outcomes:
         key = request.fields[FIELD]
         if not 0 < len(key) <= KEY_BYTES_MAX or not key.isascii():
             raise ApiError("idempotency_key", maximum=KEY_BYTES_MAX)
-        form = b"frames" if accepts_frames(request.field(b"accept")) else b""
-        told = [request.method.encode(), request.target, form]
-        digest = hashlib.sha256(b"\0".join([*told, request.body])).digest()
+        told = [request.method.encode(), request.target, request.body]
+        digest = hashlib.sha256(b"\0".join(told)).digest()
         mine = self._known.setdefault(owner, OrderedDict())
         self._expire(owner, mine)
         outcome = mine.get(key)
@@ -230,8 +311,17 @@ class Outcomes:
             return outcome.first(exchange)
         if outcome.digest != digest:
             raise ApiError("idempotency_mismatch")
+        if outcome.streams != exchange.streams:
+            is_stream = _is_stream(outcome.streams, request.body)
+            if is_stream != _is_stream(exchange.streams, request.body):
+                form = "a stream" if is_stream else "a whole message"
+                raise ApiError("idempotency_form", form=form)
         outcome.repeat(exchange)
         return None
+
+    def retelling(self, reader: Exchange) -> Retelling | None:
+        """Of streams that this reader's handler makes."""
+        return self._server.routes.retellings.get(reader.handler)
 
     def _expire(self, owner: bytes, mine: OrderedDict[bytes, Outcome]) -> None:
         """The oldest go, unless they still run."""

@@ -20,6 +20,9 @@ Handler = Callable[["EdgeServer", Exchange], Awaitable[None] | None]
 Methods = Mapping[str, Handler]
 SinkMaker = Callable[["EdgeServer", Exchange], BodySink]
 """Called at the head of a request, after access. Raises ApiError."""
+Retelling = Callable[[bool], Callable[[bytes], bytes]]
+"""Makes what tells a stream in its other form: in binary frames (True) or in events. That is given
+whole pieces of the one form, in order, and returns the other's."""
 
 DOUBLED_PREFIX = "/v1/v1"
 
@@ -29,10 +32,11 @@ class Routes:
     stands for any one part; a slash inside that part comes as %2F (see Request.segments).
 
     `replay_safe`: handlers of POST that change nothing and cost little, so that asking again does
-    no harm. `shapes`: how errors look on paths that begin so, known or not; elsewhere as the
-    Messages API has them. `sinks`: handlers whose bodies go elsewhere than into memory. `begin` is
-    called with each server that starts to listen. `calls` makes the table of gRPC's methods by
-    path, when the first call comes. Raises ValueError for a table that could never be served."""
+    no harm. `retellings`: of handlers whose streams have two forms. `shapes`: how errors look on
+    paths that begin so, known or not; elsewhere as the Messages API has them. `sinks`: handlers
+    whose bodies go elsewhere than into memory. `begin` is called with each server that starts to
+    listen. `calls` makes the table of gRPC's methods by path, when the first call comes. Raises
+    ValueError for a table that could never be served."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Routes:
         sinks: Mapping[Handler, SinkMaker] | None = None,
         calls: Callable[[], Mapping[str, Method]] = dict,
         replay_safe: Iterable[Handler] = (),
+        retellings: Mapping[Handler, Retelling] | None = None,
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -53,6 +58,7 @@ class Routes:
         self.sinks = sinks or {}
         self._make_calls = calls
         self.replay_safe = frozenset(replay_safe)
+        self.retellings = retellings or {}
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [
             (path.split("/"), methods) for path, methods in table.items() if "{" in path
@@ -69,6 +75,7 @@ class Routes:
             self.sinks,
             self._make_calls,
             self.replay_safe,
+            self.retellings,
         )
 
     @cached_property

@@ -5,17 +5,23 @@ The core writes them, as it writes server-sent events; so does it write pings an
 edge says so. Only what an Amendment tells is put in here, which few requests ask for: the protobuf
 runtime is imported then and not before.
 
-defines: FRAMES_SHAPE, FramedMessage
+defines: FRAMES_SHAPE, FramedMessage, retelling
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from ... import _core
 from ...edge.coding import FRAMES_TYPE
 from ...edge.errors import ApiError, ErrorShape
 from .answers import WINDOW_EXCEEDED, Amendment, StreamedMessage
+
+DATA, EVENT_END = b"data: ", b"\n\n"
+"""Of a server-sent event, as the core writes it."""
 
 
 class FrameErrors(ErrorShape):
@@ -54,3 +60,22 @@ class FramedMessage(StreamedMessage):
                 data["context_management"] = amendment.context_management
             amended.append(encode_frame(event_of(data)))
         return b"".join(amended)
+
+
+def retelling(to_frames: bool) -> Callable[[bytes], bytes]:
+    """What tells whole events as frames, or whole frames as events."""
+    from ...wire.frames import FrameDecoder, encode_frame, encode_sse, event_of
+
+    decoder = FrameDecoder()
+
+    def framed(events: bytes) -> bytes:
+        if events and not events.endswith(EVENT_END):
+            raise ValueError("an event is whole")
+        lines = events.splitlines()
+        told = [line.removeprefix(DATA) for line in lines if line.startswith(DATA)]
+        return b"".join(encode_frame(event_of(msgspec.json.decode(data))) for data in told)
+
+    def as_events(frames: bytes) -> bytes:
+        return b"".join(encode_sse(event) for event in decoder.feed(frames))
+
+    return framed if to_frames else as_events

@@ -105,6 +105,8 @@ class Call:
         self.fields = fields
         self.request_id = new_identifier("req")
         self.has_ended = False
+        self.was_cancelled = False
+        """Its client has said that it wants no answer; one whose connection is lost has not."""
         self._talk: Talk | None = None
         self._has_head = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -136,9 +138,11 @@ class Call:
         if self._talk is not None:
             self.guarded(self._talk.end)
 
-    def cancelled(self) -> None:
-        """The client has cancelled, or its connection is lost. Nothing is sent any more."""
+    def cancelled(self, *, is_said: bool = False) -> None:
+        """The client has cancelled (is_said: certainly), or its connection is lost. Nothing is sent
+        any more."""
         if not self.has_ended:
+            self.was_cancelled = is_said
             talk = self._over("cancelled")
             if talk is not None:
                 talk.gone(None)

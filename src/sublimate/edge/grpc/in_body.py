@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...v1 import layer_pb2, messages_pb2
 from ..errors import ApiError, ErrorShape
 from ..exchange import Exchange
+from ..idempotency import FIELD
 from ..wire import Header
 from .call import Call, check_call
 from .framing import MessageReader, framed_message, percent_encoded
@@ -142,7 +143,7 @@ class _CallBody:
 
     def close(self) -> None:
         """The answer is sent, or nobody waits for it."""
-        self.call.cancelled()
+        self.call.cancelled(is_said=self._exchange.was_cancelled)
 
 
 def begin_call(server: EdgeServer, exchange: Exchange) -> None:
@@ -156,8 +157,11 @@ def begin_call(server: EdgeServer, exchange: Exchange) -> None:
     server.loop.call_soon(body.begin)
 
 
-def is_replay_safe(path: str) -> bool:
-    """Whether a method does no harm when it is called again, as its option in the proto says."""
+def is_replay_safe(path: str, fields: dict[bytes, bytes]) -> bool:
+    """Whether a call does no harm when it comes again: it has a key, or the method's option in the
+    proto says so."""
+    if FIELD in fields:
+        return True
     service, _, name = path[1:].rpartition("/")
     option: Any = layer_pb2.call
     try:

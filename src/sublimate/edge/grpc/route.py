@@ -65,6 +65,7 @@ class CallExchange(Exchange):
     """Its errors are the call's."""
 
     __slots__ = ("_route",)
+    is_of_call = True
 
     def __init__(self, route: _Route, request: Request) -> None:
         super().__init__(route, request)
@@ -149,7 +150,7 @@ class _Route:
         if error is not None and error.code == "call_slow_reader":
             self._exchange.slow_reader()
         if self._is_handed_over:
-            self._exchange.client_gone()
+            self._exchange.client_gone(cancelled=self._call.was_cancelled)
         elif error is not None and not self._exchange.answered:
             self._refuse(error)
 
