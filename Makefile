@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WHEEL_BUILD := build/wheel
-NATIVE := CMakeLists.txt pyproject.toml core/policy/generate.py $(shell find core proto src/sublimate/v1 -name '*.cpp' -o -name '*.h' -o -name 'layer*')
+NATIVE := CMakeLists.txt pyproject.toml core/policy/generate.py $(shell find core proto src/sublimate/v1 -name '*.cpp' -o -name '*.h' -o -name load.c -o -name 'layer*')
 PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Test files run side by side, in a few processes: most of their time is waiting. See tests/conftest.py.
@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript build-typescript proto proto-typescript wasm release-sign lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -116,6 +116,10 @@ proto: .venv/stamp-environment
 wasm: .venv/stamp-environment
 	core/policy/wasm.sh
 
+# The programs for the kernel (eBPF), which are committed too. On Debian: apt install bpftool clang libbpf-dev
+bpf:
+	core/bpf/generate.sh core/bpf/generated
+
 # A wheel in dist/, signed with a key that is kept apart: make release-sign KEY=PATH
 release-sign: build
 	@test -r "$(KEY)" || { echo "KEY=PATH names the private key (docs/policy.md)" >&2; exit 2; }
@@ -127,13 +131,13 @@ lint: .venv/stamp-dev
 	ruff check src tests
 	ruff format --check src tests
 	pyright
-	git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run -Werror
+	git ls-files '*.cpp' '*.h' 'core/bpf/*.c' | xargs clang-format --dry-run -Werror
 	$(PYTEST) tests/unit/test_tidy.py tests/unit/test_docs.py
 
 format: .venv/stamp-dev
 	ruff check --fix-only src tests
 	ruff format src tests
-	git ls-files '*.cpp' '*.h' | xargs clang-format -i
+	git ls-files '*.cpp' '*.h' 'core/bpf/*.c' | xargs clang-format -i
 
 bench: build
 	$(BIN)/sublimate bench --engine --prompt 512 --generate 128 --batch 1,32 $(ARGS)

@@ -2,7 +2,7 @@
 // fill the module.
 //
 // defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
-//          bind_policy, bind_trace
+//          bind_policy, bind_trace, bind_kernel
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,5 +25,6 @@ void bind_engine(nanobind::module_& m); // LoopEngine, heap_allocations
 void bind_limits(nanobind::module_& m); // measure_limits
 void bind_policy(nanobind::module_& m); // POLICY, POLICY_DIGEST, decide
 void bind_trace(nanobind::module_& m);  // TraceReader, TRACE_EVENTS
+void bind_kernel(nanobind::module_& m); // KernelMap, load_steering, load_connections, attach_*
 
 } // namespace sublimate

@@ -169,4 +169,5 @@ NB_MODULE(_core, m) {
     bind_limits(m);
     bind_policy(m);
     bind_trace(m);
+    bind_kernel(m);
 }

@@ -115,6 +115,41 @@ class TraceReader:
         struct "<q14i": nanoseconds of the monotonic clock, kind, slot (-1: the loop itself),
         generation, arguments. Raises ValueError."""
 
+KERNEL_LIMITS: dict[str, int]
+"""Bounds of core/bpf/maps.h by name."""
+
+class KernelMap:
+    """A map of the kernel by its descriptor, which stays the caller's. What the kernel refuses is
+    an OSError; a key or value of other than these lengths a ValueError."""
+    def __init__(self, fd: int, key_bytes: int, value_bytes: int) -> None: ...
+    def lookup(self, key: bytes) -> bytes | None: ...
+    def update(self, key: bytes, value: bytes) -> None:
+        """Set or replace. In a full LRU map one that was not used for long goes."""
+    def remove(self, key: bytes) -> bool:
+        """False: there was none."""
+    def read(self) -> tuple[bytes, bytes]:
+        """All keys and all values, each one behind the other in the same order."""
+    def clear(self) -> int:
+        """Remove all; how many there were."""
+
+def load_steering(entries: int) -> dict[str, int]:
+    """Descriptors by name: the program and its maps. `entries`: of each LRU map. Raises OSError,
+    ValueError."""
+
+def load_connections(entries: int, packets: bool) -> dict[str, int]:
+    """Descriptors by name: maps and programs. `packets`: for a kernel without the tracepoints of
+    socket calls. Raises OSError, ValueError."""
+
+def attach_tracepoint(program: int) -> int:
+    """A descriptor that holds the attachment. Raises OSError."""
+
+def attach_cgroup(program: int, cgroup: int, egress: bool) -> int:
+    """Likewise, for the packets of a cgroup, an open folder of its file system. Raises OSError."""
+
+def program_statistics(program: int) -> tuple[int, int]:
+    """(ns spent, runs) since it was loaded; zeros while kernel.bpf_stats_enabled is 0. Raises
+    OSError."""
+
 class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other
     threads."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = "src/sublimate/v1/"  # `make proto` writes it
+SKELETONS = "core/bpf/generated/"  # `make bpf` writes it
 SCOPE_WORDS = ("namespace", "class", "struct", "union", "enum", "extern")
 
 
@@ -28,7 +29,7 @@ def tracked_files() -> tuple[str, ...]:
 def source_files(*folders: str, suffixes: tuple[str, ...]) -> list[str]:
     """Tracked files below the folders with one of the suffixes, written by hand."""
     starts = tuple(f"{folder}/" for folder in folders)
-    own = [p for p in tracked_files() if not p.startswith(GENERATED)]
+    own = [p for p in tracked_files() if not p.startswith((GENERATED, SKELETONS))]
     return [p for p in own if p.startswith(starts) and p.endswith(suffixes)]
 
 

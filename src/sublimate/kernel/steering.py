@@ -1,0 +1,183 @@
+"""Which worker gets a new connection or a datagram, decided in the kernel by what is remembered.
+
+Each worker has a socket of its own on the one port (SO_REUSEPORT). A program in the kernel picks
+the worker that is remembered for the QUIC connection id, else for the client's address; else, and
+wherever that worker's socket is gone, the kernel's own hash picks. It is core/bpf/steering.bpf.c.
+
+defines: Steering, packed_address
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+
+from .. import _core
+from .reason import LOADED, Reason, missing, refused
+
+WORKERS_MAX = _core.KERNEL_LIMITS["STEERING_WORKERS_MAX"]
+GROUPS_MAX = _core.KERNEL_LIMITS["STEERING_GROUPS_MAX"]
+ENTRIES = _core.KERNEL_LIMITS["STEERING_ENTRIES"]
+CONNECTION_ID_BYTES = _core.KERNEL_LIMITS["QUIC_CONNECTION_ID_BYTES"]
+SO_ATTACH_REUSEPORT_EBPF = 52
+FDS = ("program", "sockets", "groups", "addresses", "connection_ids", "steered")
+COUNTERS = ("connection_id", "address", "hash", "away")
+"""As in core/bpf/maps.h: what decided. `away`: the remembered worker was gone."""
+
+GROUP = struct.Struct("=III")
+NUMBER = struct.Struct("=I")
+SOCKET = struct.Struct("=Q")
+MAPPED = bytes(10) + b"\xff\xff"
+
+
+class Steering:
+    """The program, its maps, and what this process may do with them.
+
+    Without the right, or on a kernel that cannot, `reason` says why and every method does nothing:
+    then the kernel's hash decides. Descriptors are inherited by nobody; hand `fds` to a worker, and
+    it makes one of its own by `from_fds`. One process sets sockets; any may remember.
+    """
+
+    def __init__(self, fds: Sequence[int] = (), reason: Reason = "off") -> None:
+        if fds and len(fds) != len(FDS):
+            raise ValueError(f"steering has {len(FDS)} descriptors: {', '.join(FDS)}")
+        self.fds = tuple(fds)
+        self.reason: Reason = LOADED if fds else reason
+        self._counters: mmap.mmap | None = None
+        if fds:
+            named = dict(zip(FDS, fds, strict=True))
+            self._program = named["program"]
+            self._sockets = _core.KernelMap(named["sockets"], NUMBER.size, SOCKET.size)
+            self._groups = _core.KernelMap(named["groups"], GROUP.size, NUMBER.size)
+            self._addresses = _core.KernelMap(named["addresses"], len(MAPPED) + 4, NUMBER.size)
+            self._ids = _core.KernelMap(named["connection_ids"], CONNECTION_ID_BYTES, NUMBER.size)
+            self._counters = mmap.mmap(named["steered"], mmap.PAGESIZE, prot=mmap.PROT_READ)
+
+    @classmethod
+    def load(cls, entries: int = ENTRIES) -> Steering:
+        """Load it, with room for so many addresses and so many connection ids. Never raises: see
+        `reason`."""
+        if (reason := missing()) is not None:
+            return cls(reason=reason)
+        try:
+            named = _core.load_steering(entries)
+        except OSError as error:
+            return cls(reason=refused(error))
+        return cls([named[name] for name in FDS])
+
+    @classmethod
+    def from_fds(cls, fds: Sequence[int]) -> Steering:
+        """What another process loaded; takes the descriptors over. Empty: not loaded there."""
+        return cls(fds)
+
+    @property
+    def loaded(self) -> bool:
+        return bool(self.fds)
+
+    # ---- sockets -----------------------------------------------------------------------------
+    def attach(self, sock: socket.socket) -> bool:
+        """Let the program decide for the group of this socket (its family, protocol and port);
+        once, on any of them, after it was bound with SO_REUSEPORT. Raises OSError."""
+        if not self.loaded:
+            return False
+        self._number(sock)
+        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF, self._program)
+        return True
+
+    def set_socket(self, index: int, sock: socket.socket) -> bool:
+        """Worker `index` has this socket: listening TCP, or bound UDP. What it had before on that
+        port is replaced. Raises OSError, ValueError."""
+        if not self.loaded:
+            return False
+        slot = self._number(sock) * WORKERS_MAX + _checked(index)
+        self._sockets.update(NUMBER.pack(slot), SOCKET.pack(sock.fileno()))
+        return True
+
+    def clear_socket(self, index: int) -> None:
+        """Worker `index` gets nothing new any more, on no port. A socket that all its owners have
+        closed goes by itself."""
+        if not self.loaded:
+            return
+        _checked(index)
+        _, numbers = self._groups.read()
+        for (number,) in NUMBER.iter_unpack(numbers):
+            self._sockets.remove(NUMBER.pack(number * WORKERS_MAX + index))
+
+    def _number(self, sock: socket.socket) -> int:
+        """Of the socket's group; the next free one where it is new."""
+        protocol = socket.IPPROTO_UDP if sock.type == socket.SOCK_DGRAM else socket.IPPROTO_TCP
+        group = GROUP.pack(sock.family, protocol, sock.getsockname()[1])
+        if (known := self._groups.lookup(group)) is not None:
+            return NUMBER.unpack(known)[0]
+        taken = len(self._groups.read()[1]) // NUMBER.size
+        if taken >= GROUPS_MAX:
+            raise ValueError(f"sockets of more than {GROUPS_MAX} ports")
+        self._groups.update(group, NUMBER.pack(taken))
+        return taken
+
+    # ---- what is remembered ----------------------------------------------------------------------
+    def remember_address(self, address: str, index: int) -> bool:
+        """New connections and unknown datagrams of this client go to worker `index`."""
+        if not self.loaded:
+            return False
+        return self._remember(self._addresses, packed_address(address), index)
+
+    def remember_connection_id(self, connection_id: bytes, index: int) -> bool:
+        """Datagrams to this QUIC connection id (one that the server gave out; its first 8 bytes
+        count) go to worker `index`, wherever they come from."""
+        if len(connection_id) < CONNECTION_ID_BYTES:
+            raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
+        if not self.loaded:
+            return False
+        return self._remember(self._ids, connection_id[:CONNECTION_ID_BYTES], index)
+
+    def _remember(self, where: _core.KernelMap, key: bytes, index: int) -> bool:
+        """A worker that gave up its rights may not be let on kernels before 5.19."""
+        try:
+            where.update(key, NUMBER.pack(_checked(index)))
+        except OSError as error:
+            self.close()
+            self.reason = refused(error)
+            return False
+        return True
+
+    def forget_connection_id(self, connection_id: bytes) -> None:
+        """That connection is over. The oldest are forgotten anyway."""
+        if self.loaded:
+            self._ids.remove(connection_id[:CONNECTION_ID_BYTES])
+
+    def steered(self) -> dict[str, int]:
+        """Connections and datagrams so far by what decided (COUNTERS); read from shared memory."""
+        if self._counters is None:
+            return {}
+        size = struct.calcsize("=Q")
+        values = [
+            int.from_bytes(self._counters[at * size : (at + 1) * size], sys.byteorder)
+            for at in range(len(COUNTERS))
+        ]
+        return dict(zip(COUNTERS, values, strict=True))
+
+    def close(self) -> None:
+        """Close this process's descriptors. What is attached stays so while its sockets live."""
+        if self._counters is not None:
+            self._counters.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds, self.reason, self._counters = (), "off", None
+
+
+def packed_address(address: str) -> bytes:
+    """16 bytes: an IPv6 address, or an IPv4 one mapped into it. Raises OSError if it is neither."""
+    if ":" in address:
+        return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    return MAPPED + socket.inet_pton(socket.AF_INET, address)
+
+
+def _checked(index: int) -> int:
+    if not 0 <= index < WORKERS_MAX:
+        raise ValueError(f"a worker's number is below {WORKERS_MAX}")
+    return index

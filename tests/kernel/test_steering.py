@@ -1,0 +1,219 @@
+"""Steering in the kernel: two processes on one port, over TCP and UDP, IPv4 and IPv6."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sublimate.kernel.steering import Steering, packed_address
+
+WORKER = Path(__file__).with_name("port_worker.py")
+CLIENTS = 24
+IPV4, IPV6 = socket.AF_INET, socket.AF_INET6
+TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
+ID_OF_0, ID_OF_1, UNKNOWN_ID = b"\x01" * 8, b"\x02" * 8, b"\x03" * 8
+
+
+@pytest.fixture
+def steering() -> Iterator[Steering]:
+    loaded = Steering.load(entries=64)
+    if not loaded.loaded:
+        pytest.skip(f"steering is not loaded here: {loaded.reason}")
+    yield loaded
+    loaded.close()
+
+
+class Port:
+    """One port that two processes serve, steered."""
+
+    def __init__(self, steering: Steering, family: int, kind: int) -> None:
+        self.family, self.kind = family, kind
+        self.steering = steering
+        self.port = 0
+        self.workers: list[subprocess.Popen[bytes]] = []
+        for number in (0, 1):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            where = map(str, (int(self.family), int(self.kind), self.port, number, theirs.fileno()))
+            command = [sys.executable, str(WORKER), *where]
+            self.workers.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),)))
+            theirs.close()
+            _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+        with socket.socket(fileno=fds[0]) as sock:
+            self.port = sock.getsockname()[1]
+            if number == 0:
+                assert self.steering.attach(sock)
+            assert self.steering.set_socket(number, sock)
+
+    def ask(self, source: str, payload: bytes = b"?") -> int:
+        """From a new port of `source`; the number of the worker that answers."""
+        target = "::1" if self.family == IPV6 else "127.0.0.1"
+        with socket.socket(self.family, self.kind) as client:
+            client.settimeout(5)
+            client.bind((source, 0))
+            client.connect((target, self.port))
+            if self.kind == UDP:
+                client.send(payload)
+            return client.recv(16)[0]
+
+    def answers(self, source: str, payload: bytes = b"?") -> list[int]:
+        return [self.ask(source, payload) for _ in range(CLIENTS)]
+
+    def kill(self, number: int) -> None:
+        self.workers[number].kill()
+        self.workers[number].wait()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.fixture
+def opened(steering: Steering) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def serve(stack: ExitStack, steering: Steering, family: int, kind: int) -> Port:
+    port = Port(steering, family, kind)
+    stack.callback(port.close)
+    return port
+
+
+def short(connection_id: bytes) -> bytes:
+    return b"\x40" + connection_id + b"sealed"
+
+
+def long(connection_id: bytes) -> bytes:
+    return b"\xc0\0\0\0\x01\x08" + connection_id + b"\0sealed"
+
+
+@pytest.mark.parametrize("kind", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_known_address_goes_to_its_worker(
+    steering: Steering, opened: ExitStack, kind: int
+) -> None:
+    port = serve(opened, steering, IPV4, kind)
+    for number, source in enumerate(("127.0.0.2", "127.0.0.3")):
+        assert steering.remember_address(source, number)
+        assert port.answers(source) == [number] * CLIENTS
+    assert steering.steered() == {
+        "connection_id": 0, "address": 2 * CLIENTS, "hash": 0, "away": 0,
+    }  # fmt: skip
+    assert set(port.answers("127.0.0.4")) == {0, 1}, "the kernel's hash spreads who is unknown"
+    assert steering.steered()["hash"] == CLIENTS
+
+
+@pytest.mark.parametrize("kind", [TCP, UDP], ids=["tcp", "udp"])
+def test_ipv6_addresses_too(steering: Steering, opened: ExitStack, kind: int) -> None:
+    try:
+        port = serve(opened, steering, IPV6, kind)
+    except (OSError, IndexError):
+        pytest.skip("no IPv6 on this machine's loopback")
+    for number in (1, 0):
+        steering.remember_address("::1", number)
+        assert port.answers("::1") == [number] * CLIENTS
+
+
+@pytest.mark.parametrize("header", [short, long])
+def test_a_connection_id_counts_more_than_an_address(
+    steering: Steering, opened: ExitStack, header: Callable[[bytes], bytes]
+) -> None:
+    port = serve(opened, steering, IPV4, UDP)
+    steering.remember_address("127.0.0.2", 0)
+    steering.remember_connection_id(ID_OF_0, 0)
+    steering.remember_connection_id(ID_OF_1 + b"more", 1)
+    # Each from a new port: a client whose network address changes with each datagram.
+    assert port.answers("127.0.0.2", header(ID_OF_1)) == [1] * CLIENTS
+    assert port.answers("127.0.0.9", header(ID_OF_0)) == [0] * CLIENTS
+    assert port.answers("127.0.0.2", header(UNKNOWN_ID)) == [0] * CLIENTS, "by address"
+    assert set(port.answers("127.0.0.9", header(UNKNOWN_ID))) == {0, 1}, "by hash"
+    steering.forget_connection_id(ID_OF_1)
+    assert port.answers("127.0.0.2", header(ID_OF_1)) == [0] * CLIENTS
+
+
+@pytest.mark.parametrize("kind", [TCP, UDP], ids=["tcp", "udp"])
+def test_what_a_dead_process_had_goes_to_the_others(
+    steering: Steering, opened: ExitStack, kind: int
+) -> None:
+    port = serve(opened, steering, IPV4, kind)
+    steering.remember_address("127.0.0.2", 1)
+    assert port.answers("127.0.0.2") == [1] * CLIENTS
+    port.kill(1)
+    assert port.answers("127.0.0.2") == [0] * CLIENTS
+    assert steering.steered()["away"] == CLIENTS
+    port.start(1)
+    assert port.answers("127.0.0.2") == [1] * CLIENTS, "a new process takes its place"
+
+
+def test_a_cleared_worker_gets_nothing_that_is_remembered_for_it(
+    steering: Steering, opened: ExitStack
+) -> None:
+    port, other = (serve(opened, steering, IPV4, kind) for kind in (TCP, UDP))
+    steering.remember_address("127.0.0.2", 1)
+    assert port.ask("127.0.0.2") == other.ask("127.0.0.2") == 1
+    steering.clear_socket(1)
+    assert {*port.answers("127.0.0.2"), *other.answers("127.0.0.2")} == {0, 1}
+    assert steering.steered()["away"] == 2 * CLIENTS
+
+
+def test_two_clients_never_share_a_key(steering: Steering, opened: ExitStack) -> None:
+    """R167: the key is what tells them apart, for each client and each port's group."""
+    port = serve(opened, steering, IPV4, TCP)
+    clients = [f"127.0.1.{number}" for number in range(1, 33)]
+    assert len({packed_address(client) for client in clients}) == len(clients)
+    for number, client in enumerate(clients):
+        steering.remember_address(client, number % 2)
+    assert [port.ask(client) for client in clients] == [0, 1] * 16
+
+
+def test_another_process_remembers_through_the_descriptors(steering: Steering) -> None:
+    program = (
+        "import sys; from sublimate.kernel.steering import Steering\n"
+        "steering = Steering.from_fds([int(fd) for fd in sys.argv[1:]])\n"
+        "steering.remember_address('10.1.2.3', 5); print(steering.steered())"
+    )
+    command = [sys.executable, "-c", program, *map(str, steering.fds)]
+    said = subprocess.run(command, pass_fds=steering.fds, capture_output=True, check=True)
+    assert b"'address': 0" in said.stdout
+    entries = dict(zip(["key"], steering._addresses.read(), strict=False))
+    assert entries["key"] == packed_address("10.1.2.3")
+
+
+def test_nothing_is_steered_where_nothing_is_loaded() -> None:
+    steering = Steering(reason="no_capability")
+    with socket.socket() as sock:
+        assert not steering.loaded and steering.reason == "no_capability"
+        assert not steering.attach(sock) and not steering.set_socket(0, sock)
+    assert not steering.remember_address("127.0.0.1", 0)
+    assert not steering.remember_connection_id(ID_OF_0, 0)
+    steering.clear_socket(0)
+    steering.forget_connection_id(ID_OF_0)
+    steering.close()
+    assert steering.steered() == {}
+
+
+def test_wrong_use_is_told(steering: Steering) -> None:
+    with pytest.raises(ValueError, match="below 64"):
+        steering.remember_address("127.0.0.1", 64)
+    with pytest.raises(ValueError, match="8 bytes"):
+        steering.remember_connection_id(b"short", 0)
+    with pytest.raises(OSError, match=r"illegal|invalid"):
+        steering.remember_address("no address", 0)
+    with pytest.raises(ValueError, match="descriptors"):
+        Steering.from_fds([1, 2])
+    with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(OSError, match="Invalid"):
+        steering.set_socket(0, sock)  # bound without SO_REUSEPORT
+
+
+def test_addresses_are_mapped() -> None:
+    assert packed_address("1.2.3.4") == packed_address("::ffff:1.2.3.4")
+    assert packed_address("fe80::1%lo") == packed_address("fe80::1")
+    assert packed_address("::1") != packed_address("0.0.0.1")
