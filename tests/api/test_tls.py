@@ -17,6 +17,7 @@ from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
 from sublimate.edge.limits import HttpLimits
 from sublimate.edge.tls import fingerprint
+from sublimate.keys import KeyLimits, add_key
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,35 @@ def test_a_renewed_certificate_is_read_at_reload(tmp_path: Path) -> None:
             assert read_reply(sock).status == 200
         told = served.client.get("/.well-known/sublimate").json()
         assert told["certificate_sha256"] == fingerprint(str(pair[0])), "clients pin it"
+
+
+def test_keys_and_certificate_are_read_again_each_for_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What breaks one is told, and is no matter for the other."""
+    pair, keys = own_certificate(tmp_path), tmp_path / "keys.toml"
+    key = add_key(keys, "alice", KeyLimits())
+    settings = EdgeSettings(
+        tls_certificate=str(pair[0]),
+        tls_key=str(pair[1]),
+        keys_file=str(keys),
+        data_dir=str(tmp_path),
+    )
+
+    def status(key: str) -> int:
+        return served.client.get("/v1/models", headers={"x-api-key": key}).status_code
+
+    with serve(settings=settings, tls=True) as served:
+        good = keys.read_bytes()
+        keys.write_bytes(b"[keys")
+        pair[0].unlink()
+        own_certificate(tmp_path)
+        served.call(served.server.reload)
+        assert served.server.tls_info["certificate_sha256"] == fingerprint(str(pair[0]))
+        assert "Keys could not be read again." in caplog.text and status(key) == 200
+        keys.write_bytes(good)
+        added = add_key(keys, "bob", KeyLimits())
+        pair[0].write_text("no certificate")
+        served.call(served.server.reload)
+        assert "The certificate could not be read again." in caplog.text
+        assert status(added) == 200

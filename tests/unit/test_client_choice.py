@@ -128,7 +128,7 @@ def test_missing_ports_are_told() -> None:
 
 def test_udp_that_failed_is_left_alone_and_probed_after_a_while() -> None:
     known = origin()
-    known.udp.failed(100.0)
+    known.udp.failed(100.0, "udp blocked")
     assert plan(known, "stream", CARRIERS) == Plan(WITHOUT_QUIC, "udp blocked")
     assert not known.udp.probe_is_due(100.0 + BLOCKED_SECONDS - 1)
     assert known.udp.probe_is_due(100.0 + BLOCKED_SECONDS)
@@ -142,7 +142,7 @@ def test_each_failure_doubles_the_wait_up_to_a_limit() -> None:
     known = origin()
     waits: list[float] = []
     for _ in range(8):
-        known.udp.failed(0.0)
+        known.udp.failed(0.0, "udp blocked")
         waits.append(known.udp.until_seconds)
     assert waits[:3] == [BLOCKED_SECONDS, BLOCKED_SECONDS * 2, BLOCKED_SECONDS * 4]
     assert waits[-1] == BLOCKED_SECONDS_MAX

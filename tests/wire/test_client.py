@@ -13,7 +13,7 @@ import anthropic
 import pytest
 
 from harness import Served, serve
-from sublimate.client import Used, async_http_client, http_client
+from sublimate.client import Used, async_http_client, core, http_client
 from sublimate.client.core import Core
 from sublimate.client.library import load_library
 
@@ -69,9 +69,9 @@ class Other(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def other_server() -> Iterator[tuple[str, list[str]]]:
+def other_server(kind: type[Other] = Other, **more: object) -> Iterator[tuple[str, list[str]]]:
     seen: list[str] = []
-    handler = type("Handler", (Other,), {"seen": seen})
+    handler = type("Handler", (kind,), {"seen": seen, **more})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as made:
         running = threading.Thread(target=made.serve_forever)
         running.start()
@@ -91,6 +91,36 @@ def test_another_server_gets_what_the_library_alone_would_send() -> None:
                     client.post(f"{url}/v1/messages", json={"stream": True})
         assert len(seen) == 4 and len(set(seen)) == 1
         assert not [thread for thread in threading.enumerate() if thread.name == "sublimate-client"]
+
+
+class Endless(Other):
+    """Says of itself without an end: in pieces of so many bytes, at once or one by one."""
+
+    piece: bytes
+    told: threading.Event
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        self.send_response(200)
+        self.send_header("x-layer", "test")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.told.wait(0.0 if len(self.piece) > 1 else 0.02):
+                self.wfile.write(self.piece)
+
+
+@pytest.mark.parametrize("piece", [b" ", b" " * 8192], ids=["slow", "large"])
+def test_a_server_that_never_ends_to_say_what_it_is(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request waits for that no longer than it has to."""
+    monkeypatch.setattr(core, "DISCOVERY_SECONDS", 0.3 if len(piece) == 1 else 60.0)
+    told = threading.Event()
+    with other_server(Endless, piece=piece, told=told) as (url, seen):
+        with http_client(carriers=("h3",), timeout=10.0) as client:
+            assert client.post(f"{url}/v1/messages", json={}).status_code == 200
+            told.set()
+    assert seen[0] == "/.well-known/sublimate" and seen[1].startswith("/v1/messages")
 
 
 def test_a_body_that_is_a_stream_goes_through(server: Served) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from harness import Served, serve, wait_until
 from sublimate.cli.certificate import own_certificate
-from sublimate.client import Report, http_client
+from sublimate.client import Report, http_client, network
 from sublimate.client.network import HANDSHAKE_SECONDS
 from sublimate.config import EdgeSettings
 
@@ -107,6 +107,36 @@ def test_blocked_udp_costs_one_short_wait(
         assert sums.fallbacks["udp blocked"] >= 3 and over_http3(server) == 0
         calls = sum(server.server.metrics.calls.values())
         assert calls == (3 if with_grpc else 0)
+
+
+@pytest.mark.parametrize("reason", ["udp blocked", "udp port closed", "wrong certificate"])
+def test_who_names_http3_alone_goes_on_over_http1_with_the_reason(
+    certificate: tuple[Path, Path], swallow: int, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(network, "HANDSHAKE_SECONDS", 0.3 if reason == "udp blocked" else 10.0)
+    with served(certificate) as server:
+        if reason == "udp blocked":
+            server.server.ports["h3"] = swallow
+        elif reason == "udp port closed":
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.bind(("127.0.0.1", 0))
+                server.server.ports["h3"] = sock.getsockname()[1]
+        else:
+            server.server.tls_info["certificate_sha256"] = "0" * 64
+        with sdk(server, certificate, carriers=("h3",)) as client:
+            for _ in range(2):
+                assert client.messages.create(**ASKED).content[0].text == "Hello there!"
+            assert report(client).requests == {"http/1.1": 2}
+            assert report(client).fallbacks == {reason: 2}
+
+
+def test_a_head_goes_over_http1(server: Served, certificate: tuple[Path, Path]) -> None:
+    with http_client(carriers=("h3",), verify=str(certificate[0])) as http:
+        url = f"https://127.0.0.1:{server.server.ports['https']}/v1/models"
+        for _ in range(2):
+            reply = http.head(url)
+            assert reply.status_code == 200 and int(reply.headers["content-length"]) > 0
+            assert http.get(url).extensions["sublimate"].protocol == "h3"
 
 
 @pytest.mark.parametrize("name", ["SUBLIMATE_FORCE_HTTP2", "ANTHROPIC_FORCE_HTTP2"])

@@ -106,19 +106,22 @@ class Block:
     failures: int = 0
     """Handshakes that failed since the last that did not."""
     until_seconds: float = 0.0
+    reason: str = ""
+    """Of the last of them."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def failed(self, now_seconds: float) -> None:
+    def failed(self, now_seconds: float, reason: str) -> None:
         """A handshake was refused or too slow: others go first for a while."""
         with self._lock:
             self.failures += 1
+            self.reason = reason
             wait = min(BLOCKED_SECONDS * 2 ** (self.failures - 1), BLOCKED_SECONDS_MAX)
             self.until_seconds = now_seconds + wait
 
     def worked(self) -> None:
         """A handshake was completed, be it late."""
         with self._lock:
-            self.failures, self.until_seconds = 0, 0.0
+            self.failures, self.until_seconds, self.reason = 0, 0.0, ""
 
     def probe_is_due(self, now_seconds: float) -> bool:
         """May a handshake be tried again, with no request waiting for it? True for one caller."""
@@ -198,10 +201,10 @@ def plan(origin: Origin, kind: Kind, allowed: Sequence[Carrier]) -> Plan:
     fallback = ""
     rules: tuple[tuple[bool, tuple[Carrier, ...], str], ...] = (
         (not service.quic_port, OVER_QUIC, "no quic port"),
-        (origin.udp.failures > 0, OVER_QUIC, "udp blocked"),
+        (origin.udp.failures > 0, OVER_QUIC, origin.udp.reason),
         (not service.grpc_port, ("grpc-h2",), "no grpc port"),
         (not origin.grpc_port, ("grpc-h2",), "grpc in clear"),
-        (origin.http2.failures > 0, ("grpc-h2",), "http2 blocked"),
+        (origin.http2.failures > 0, ("grpc-h2",), origin.http2.reason),
     )
     for missing, names, reason in rules:
         if missing and (dropped := [name for name in able if name in names]):

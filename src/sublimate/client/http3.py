@@ -75,7 +75,7 @@ async def exchange(session: QuicSession, call: Call, used: Used, sent: Sent | No
         if not dict(fields).get("content-type", "").startswith("application/grpc"):
             session.cancel(stream.number)
             text = "The server has no gRPC over HTTP/3."
-            raise CarrierError("ConnectError", text, unsent=True)
+            raise CarrierError("ConnectError", text, unsent=True, reason="no grpc over h3")
         return await _of_grpc(stream, call, fields, used)
     decoder, shown = decoder_of(call.kind == "stream", fields)
     return Answer(status, shown, stream.body, used, decoder)

@@ -31,14 +31,24 @@ class CarrierError(Exception):
     """A carrier has failed; what the caller sees is the library's exception of that name."""
 
     def __init__(
-        self, failure: Failure, text: str, *, unsent: bool = False, lost: bool = False
+        self,
+        failure: Failure,
+        text: str,
+        *,
+        unsent: bool = False,
+        lost: bool = False,
+        reason: str = "",
     ) -> None:
         """unsent: the server has certainly not begun to answer, so another carrier may. lost: the
-        connection went before there was an answer, and the server may be at work on it."""
+        connection went before there was an answer, and the server may be at work on it. reason: two
+        or three words for reports (`Used.fallback`), of what kept a carrier from being used."""
         super().__init__(text)
+        if unsent and lost:
+            raise ValueError("what was not sent is not lost")
         self.failure: Failure = failure
         self.unsent = unsent
         self.lost = lost
+        self.reason = reason
 
 
 def library_name() -> str:

@@ -47,7 +47,7 @@ def fields_of(call: Call) -> list[Field]:
     for name, value in fields:
         if name.endswith("-bin") or not (value.isascii() and value.isprintable()):
             text = f"The header {name} has no form in gRPC."
-            raise CarrierError("ConnectError", text, unsent=True)
+            raise CarrierError("ConnectError", text, unsent=True, reason="header not for grpc")
     return fields
 
 

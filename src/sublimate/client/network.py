@@ -27,6 +27,8 @@ HEAD_START_SECONDS = 0.05
 FALLBACK_SECONDS = 0.25
 """After that a request goes another way, while the handshakes may go on."""
 HANDSHAKE_SECONDS = 3.0
+UDP_BLOCKED, HTTP2_BLOCKED = "udp blocked", "http2 blocked"
+"""Reasons: nothing has come back in time."""
 Ready = Any
 """What a race is won by: a QuicSession or an Http2Channel."""
 
@@ -169,16 +171,20 @@ class Network:
         if won is not None:
             return (*won, early[0] if early else None)
         self._nobody(origin, quic is not None, deadline)
-        raise CarrierError("ConnectTimeout", "No handshake in time.", unsent=True)
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error  # of the best carrier that says why
+        reason = UDP_BLOCKED if quic is not None else HTTP2_BLOCKED
+        raise CarrierError("ConnectTimeout", "No handshake in time.", unsent=True, reason=reason)
 
     def _nobody(self, origin: Origin, with_quic: bool, deadline: float) -> None:
         """Remember it, unless who has failed did so already."""
         now = asyncio.get_running_loop().time()
         if with_quic and (id(origin), "quic") in self._connecting:
-            origin.udp.failed(now)
+            origin.udp.failed(now, UDP_BLOCKED)
             say(f"{origin.host}: no handshake over UDP within {deadline * 1e3:.0f} ms")
         if (id(origin), "http2") in self._connecting:
-            origin.http2.failed(now)
+            origin.http2.failed(now, HTTP2_BLOCKED)
 
     def _shared(
         self, origin: Origin, name: str, story: Callable[[], Coroutine[Any, Any, Ready]]
@@ -219,11 +225,12 @@ class Network:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await asyncio.shield(session.established)
         except (TimeoutError, CarrierError) as error:
-            origin.udp.failed(asyncio.get_running_loop().time())
+            reason = getattr(error, "reason", "") or UDP_BLOCKED
+            origin.udp.failed(asyncio.get_running_loop().time(), reason)
             self._asking.pop(id(origin), None)  # it may have moved: the next probe asks again
             session.leave()
             text = str(error) or "No QUIC handshake in time."
-            raise CarrierError("ConnectError", text, unsent=True) from None
+            raise CarrierError("ConnectError", text, unsent=True, reason=reason) from None
         except asyncio.CancelledError:
             session.leave()
             raise
@@ -246,9 +253,10 @@ class Network:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await channel.ready()
         except TimeoutError:
-            origin.http2.failed(asyncio.get_running_loop().time())
+            origin.http2.failed(asyncio.get_running_loop().time(), HTTP2_BLOCKED)
             await channel.close()
-            raise CarrierError("ConnectError", "No HTTP/2 in time.", unsent=True) from None
+            text = "No HTTP/2 in time."
+            raise CarrierError("ConnectError", text, unsent=True, reason=HTTP2_BLOCKED) from None
         except asyncio.CancelledError:
             await channel.close()
             raise

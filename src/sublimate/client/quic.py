@@ -45,6 +45,10 @@ TICKETS_MAX = 8
 DATAGRAM_BYTES_MAX = 65536
 """Announced only: some servers refuse HTTP/3 without it."""
 LEFT = "The client was closed."
+WRONG_CERTIFICATE = "wrong certificate"
+CERTIFICATE_ERRORS = frozenset(0x100 + alert for alert in (42, 43, 44, 45, 46, 48))
+"""TLS's alerts about certificates, as QUIC numbers them: bad, unsupported, revoked, expired,
+unknown, of an unknown authority."""
 INTERIM_STATUS = 200
 """Statuses below are no answer yet."""
 
@@ -255,7 +259,9 @@ class QuicSession(QuicConnectionProtocol):
 
     def _closed_by_peer(self, event: events.ConnectionTerminated) -> None:
         reason = event.reason_phrase or f"error {event.error_code:#x}"
-        self.end(f"The QUIC connection was closed: {reason}.")
+        is_trust = event.error_code in CERTIFICATE_ERRORS
+        told = WRONG_CERTIFICATE if is_trust else "quic refused"
+        self.end(f"The QUIC connection was closed: {reason}.", told)
 
     def quic_event_received(self, event: events.QuicEvent) -> None:
         if isinstance(event, events.HandshakeCompleted):
@@ -274,7 +280,7 @@ class QuicSession(QuicConnectionProtocol):
             der = b"" if certificate is None else certificate.public_bytes(Encoding.DER)
             if hashlib.sha256(der).hexdigest() != self._pin_sha256:
                 self.close(error_code=ErrorCode.H3_GENERAL_PROTOCOL_ERROR)
-                self.end("The server has another certificate than it says.")
+                self.end("The server has another certificate than it says.", WRONG_CERTIFICATE)
                 return
         self.early_data_accepted = event.early_data_accepted
         self.resumed = event.session_resumed
@@ -313,7 +319,7 @@ class QuicSession(QuicConnectionProtocol):
         """The socket's, such as a port that nobody listens on. Who had an answer from there before
         asks once more, since anybody can say so."""
         if not self.established.done():
-            self.end("Nobody listens on the UDP port.")
+            self.end("Nobody listens on the UDP port.", "udp port closed")
         elif self._ticking is not None and self._silent_ticks < SILENT_TICKS - 1:
             self._silent_ticks = SILENT_TICKS - 1
             self._ping()
@@ -323,12 +329,12 @@ class QuicSession(QuicConnectionProtocol):
         if not self.released.done():
             self.released.set_result(None)
 
-    def end(self, text: str) -> None:
-        """All that is open has failed. Idempotent."""
+    def end(self, text: str, reason: str = "") -> None:
+        """All that is open has failed; reason: for reports, if it never was open. Idempotent."""
         if self.ended is not None:
             return
         unanswered = not self.established.done()
-        self.ended = CarrierError("ConnectError", text, unsent=True)
+        self.ended = CarrierError("ConnectError", text, unsent=True, reason=reason)
         if unanswered:
             self.established.set_exception(self.ended)
             self.established.exception()  # heard, should nobody wait
@@ -388,6 +394,6 @@ async def connect(origin: Origin, port: int, trust: Trust, early: bool) -> QuicS
         )
     except (OSError, socket.gaierror):
         text = f"{origin.host} has no address that can be reached."
-        raise CarrierError("ConnectError", text, unsent=True) from None
+        raise CarrierError("ConnectError", text, unsent=True, reason="no address") from None
     session.connect(transport.get_extra_info("peername"), transmit=False)
     return session

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, cast
 
 from .calls import Answer
-from .choice import OVER_HTTP1
 from .core import Core, Way
 from .events import Decoder, decoder_of
 from .library import CarrierError, translated
@@ -222,11 +221,12 @@ class _AsyncBody:
 
 
 def _fallback(core: Core, way: Way, error: CarrierError, request: Any) -> str:
-    """Why HTTP/1.1 carries it now. Raises the library's exception if it may not."""
-    if not error.unsent or not any(name in OVER_HTTP1 for name in way.plan.carriers):
+    """Why HTTP/1.1 carries it now, as it does what no named carrier can. Raises the library's
+    exception for what may have been sent."""
+    if not error.unsent:
         raise translated(core.library, error, request) from error
     say(f"{way.origin.host}: {error} Going on over HTTP/1.1")
-    return "udp blocked"
+    return error.reason or "other failure"
 
 
 def _in_asyncio() -> bool:

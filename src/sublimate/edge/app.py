@@ -476,21 +476,31 @@ class EdgeServer:
         return "" if self.engine.is_healthy() else "engine_stalled"
 
     def reload(self) -> None:
-        """Read the keys file and the certificate again. What is not valid is told in the log; what
-        was known holds."""
-        try:
-            self.access.reload()
-            if self._tls is not None:
-                load_chain(self._tls, self.settings.tls_certificate, self.settings.tls_key)
-                self.tls_info["certificate_sha256"] = fingerprint(self.settings.tls_certificate)
-                if self._grpc is not None and (certificate := self._certificate()):
-                    self._grpc.reload(certificate)
-            if self._quic is not None:
-                self._quic.reload(self.settings.tls_certificate, self.settings.tls_key)
-        except ConfigError as error:
-            LOG.error("Not everything could be read again. %s", error)
-        else:
-            LOG.info("Keys and certificate were read again.")
+        """Read the keys file and the certificate again, each whatever becomes of the other. What is
+        not valid is told in the log; what was known holds."""
+        steps = {"Keys": self.access.reload, "The certificate": self._reload_certificate}
+        if self._tls is None:
+            del steps["The certificate"]
+        for what, step in steps.items():
+            try:
+                step()
+            except ConfigError as error:
+                LOG.error("%s could not be read again. %s", what, error)
+            else:
+                LOG.info("%s: read again.", what)
+
+    def _reload_certificate(self) -> None:
+        """For new connections on all ports. Raises ConfigError, before anything is changed if the
+        files do not fit each other."""
+        certificate, key = self.settings.tls_certificate, self.settings.tls_key
+        told = fingerprint(certificate)
+        if self._tls is not None:
+            load_chain(self._tls, certificate, key)
+        self.tls_info["certificate_sha256"] = told
+        if self._grpc is not None and (pair := self._certificate()):
+            self._grpc.reload(pair)
+        if self._quic is not None:
+            self._quic.reload(certificate, key)
 
     # ---- end -----------------------------------------------------------------------------------
     def drain(self, seconds: float, drained: Callable[[], None]) -> None:
