@@ -149,7 +149,7 @@ fuzz: .venv/stamp-build
 	tests/fuzz/run.sh $(ARGS)
 
 # Programs with one thread have no races to find.
-THREADED := threads ring forward weights text
+THREADED := threads prefix ring forward weights text
 RACES := $(sort $(basename $(notdir $(foreach word,$(THREADED),$(wildcard tests/cpp/test_*$(word)*.cpp)))))
 asan: .venv/stamp-environment
 	cmake --preset asan >/dev/null

@@ -44,6 +44,10 @@ constexpr int32_t STEP_ROWS_MAX = 1024; // token budget of the largest step
 constexpr int32_t LOGIT_ROWS_MAX = 128; // rows of a step whose logits are computed
 constexpr int32_t PAGE_TOKENS = 32; // tokens per KV page: one cache line of bf16 keys per channel
 constexpr int32_t PAGES_PER_SEQUENCE_MAX = CONTEXT_TOKENS_MAX / PAGE_TOKENS;
+constexpr int32_t KV_PAGES_MAX = 1 << 20; // 32 M tokens: of the smallest model in all memory
+// Digests of pages that an engine shows to edges, in a table at most half full.
+constexpr int32_t PREFIX_ENTRIES_MIN = 4;
+constexpr int32_t PREFIX_ENTRIES_MAX = 2 * KV_PAGES_MAX;
 constexpr int32_t SPIN_ROUNDS = 2048; // bounded spin before a wait for work sleeps
 // Before a wait inside a step sleeps: the others are at work, and waking takes longer than most
 // waits, but one whose core is taken away is gone for milliseconds.
@@ -104,6 +108,10 @@ static_assert(STEP_ROWS_MAX >= 2 * SEQUENCES_MAX, "a full decode batch leaves ro
 static_assert(PAGE_TOKENS * 2 == CACHE_LINE_BYTES,
               "one bf16 key channel of a page is one cache line");
 static_assert(CONTEXT_TOKENS_MAX % PAGE_TOKENS == 0);
+static_assert((PREFIX_ENTRIES_MAX & (PREFIX_ENTRIES_MAX - 1)) == 0 &&
+                  (PREFIX_ENTRIES_MIN & (PREFIX_ENTRIES_MIN - 1)) == 0,
+              "tables of pages wrap by a mask");
+static_assert(KV_PAGES_MAX >= 4 * PAGES_PER_SEQUENCE_MAX, "several of the longest requests fit");
 static_assert(FRAME_BYTES_MAX > 2 * TOKEN_BYTES_MAX, "the text of a token fits one frame");
 // The worst record (every running request reports every alternative) fits the ring many times over.
 static_assert((STEP_HEADER_WORDS + SEQUENCES_MAX * TOKEN_ROW_WORDS_MAX) * 8 <= TOKEN_RING_WORDS);

@@ -1,6 +1,6 @@
 // Python's view of the resident loop: LoopEngine. See _core.pyi for the contract.
 //
-// defines: with_model, with_script, engine_stats, bind_engine
+// defines: engine_options, with_model, with_script, bind_engine
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../engine/engine.h"
+#include "../loop/pages.h"
 #include "../ring/region.h"
 #include "bindings.h"
 #include "stats.h"
@@ -28,8 +29,19 @@ namespace {
 
 using Script = std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>>;
 
-std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model, bool speculation) {
-    return make_model_engine(std::move(model), DEFAULT_POLICY, speculation);
+EngineOptions engine_options(int32_t kv_pages, bool speculation, uint64_t prefix_secret) {
+    EngineOptions options;
+    options.speculation = speculation;
+    options.prefix_secret = prefix_secret;
+    const char* why = PrefixMemory::create(PageStore::table_entries(kv_pages), options.prefixes);
+    if (why) throw CoreError(why);
+    return options;
+}
+
+std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model, bool speculation,
+                                   uint64_t prefix_secret) {
+    int32_t pages = model->model->kv_pages();
+    return make_model_engine(std::move(model), engine_options(pages, speculation, prefix_secret));
 }
 
 void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
@@ -43,12 +55,13 @@ void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
 std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
                                     int32_t context_length, int32_t kv_pages, int32_t stop_token,
                                     int32_t step_delay_us, int32_t prefill_delay_us_per_token,
-                                    bool speculation) {
+                                    bool speculation, uint64_t prefix_secret) {
     if (vocabulary < 1 || vocabulary > limits::VOCABULARY_MAX)
         throw CoreError("vocabulary: not in [1, VOCABULARY_MAX]");
     if (context_length < 1 || context_length > limits::CONTEXT_TOKENS_MAX)
         throw CoreError("context_length: not in [1, CONTEXT_TOKENS_MAX]");
-    if (kv_pages < 1) throw CoreError("kv_pages: must be at least 1");
+    if (kv_pages < 1 || kv_pages > limits::KV_PAGES_MAX)
+        throw CoreError("kv_pages: not in [1, KV_PAGES_MAX]");
     if (step_delay_us < 0 || prefill_delay_us_per_token < 0)
         throw CoreError("a delay must not be negative");
     check_ids({stop_token}, vocabulary);
@@ -65,7 +78,8 @@ std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
     options.stop_token = stop_token;
     options.step_delay_us = step_delay_us;
     options.prefill_delay_us_per_token = prefill_delay_us_per_token;
-    return make_scripted_engine(std::move(lines), options, DEFAULT_POLICY, speculation);
+    return make_scripted_engine(std::move(lines), options,
+                                engine_options(kv_pages, speculation, prefix_secret));
 }
 
 // A Python Region owned by Python, held by the engine for as long as it is attached.
@@ -94,11 +108,13 @@ nb::dict step_cost(const Engine& engine) {
 void bind_engine(nb::module_& m) {
     using release = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Engine>(m, "LoopEngine")
-        .def_static("with_model", &with_model, "model"_a, nb::kw_only(), "speculation"_a = true)
+        .def_static("with_model", &with_model, "model"_a, nb::kw_only(), "speculation"_a = true,
+                    "prefix_secret"_a = 0)
         .def_static("with_script", &with_script, "script"_a, nb::kw_only(), "vocabulary"_a,
                     "context_length"_a = 8192, "kv_pages"_a = 4096, "stop_token"_a = 2,
                     "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0,
-                    "speculation"_a = false)
+                    "speculation"_a = false, "prefix_secret"_a = 0)
+        .def_prop_ro("prefix_fd", &Engine::prefix_fd)
         .def("attach", &attach, "region"_a)
         .def("detach", &Engine::detach, "edge"_a, release())
         .def("run", &Engine::run, release())

@@ -49,6 +49,9 @@ constexpr NamedNumber LIMITS[] = {
     LIMIT(LOGIT_ROWS_MAX),
     LIMIT(PAGE_TOKENS),
     LIMIT(PAGES_PER_SEQUENCE_MAX),
+    LIMIT(KV_PAGES_MAX),
+    LIMIT(PREFIX_ENTRIES_MIN),
+    LIMIT(PREFIX_ENTRIES_MAX),
     LIMIT(DRAFT_TOKENS_MAX),
     LIMIT(MATCH_TOKENS_MAX),
     LIMIT(NGRAM_ENTRIES_MAX),
@@ -168,6 +171,7 @@ NB_MODULE(_core, m) {
     bind_engine(m);
     bind_limits(m);
     bind_policy(m);
+    bind_prefixes(m);
     bind_trace(m);
     bind_kernel(m);
 }

@@ -60,8 +60,10 @@ Engine::~Engine() {
     close(control_bell_);
 }
 
-void Engine::set_loop(std::unique_ptr<EngineLoop> loop) {
+void Engine::set_loop(std::unique_ptr<EngineLoop> loop, PrefixMemory prefixes) {
+    CHECK(loop_ == nullptr && loop != nullptr);
     loop_ = std::move(loop);
+    prefixes_ = std::move(prefixes);
 }
 
 void Engine::inject_faults(const std::string& folder) {

@@ -1,7 +1,8 @@
 // The host side of the loop: a thread to run it on, sleeping when idle, and attaching edges while
 // it runs. The loop itself (core/loop) knows neither threads nor file descriptors.
 //
-// defines: EngineLoop, monotonic_ns, Engine, make_model_engine, make_scripted_engine
+// defines: EngineLoop, monotonic_ns, EngineOptions, Engine, make_model_engine,
+//          make_scripted_engine
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,7 @@
 #include "../loop/cost.h"
 #include "../loop/schedule.h"
 #include "../model/model.h"
+#include "../ring/prefix_memory.h"
 #include "../ring/region.h"
 #include "scripted_model.h"
 
@@ -39,6 +41,13 @@ public:
 
 int64_t monotonic_ns();
 
+struct EngineOptions {
+    Policy policy = DEFAULT_POLICY;
+    bool speculation = false;
+    uint64_t prefix_secret = 0; // keys the hash of the prefix cache; 0: a random one of its own
+    PrefixMemory prefixes;      // for PageStore::table_entries of its pages; empty: nobody is told
+};
+
 class Engine {
 public:
     Engine();
@@ -46,7 +55,9 @@ public:
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    void set_loop(std::unique_ptr<EngineLoop> loop);
+    // prefixes: written by the loop, if it is not empty.
+    void set_loop(std::unique_ptr<EngineLoop> loop, PrefixMemory prefixes);
+    int prefix_fd() const { return prefixes_.fd(); } // -1: none
     // Of tests (injected_faults.h); before run().
     void inject_faults(const std::string& folder);
 
@@ -80,6 +91,7 @@ private:
     void sleep_until_work(uint64_t submitted_before);
     void beat();
 
+    PrefixMemory prefixes_; // outlives the loop
     std::unique_ptr<EngineLoop> loop_;
     std::shared_ptr<Region>
         regions_[limits::EDGES_MAX]; // touched by the loop's thread only, while it runs
@@ -96,10 +108,10 @@ private:
     int control_bell_ = -1; // eventfd: a command or stop arrived
 };
 
-std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model, const Policy& policy,
-                                          bool speculation);
+std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
+                                          EngineOptions options);
 std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
-                                             const ScriptOptions& options, const Policy& policy,
-                                             bool speculation);
+                                             const ScriptOptions& script_options,
+                                             EngineOptions options);
 
 } // namespace sublimate

@@ -8,10 +8,20 @@ namespace sublimate {
 
 namespace {
 
-// The prefix cache's hash is keyed by a number that no client can know.
-uint64_t random_salt() {
+uint64_t random_secret() {
     std::random_device device;
     return (uint64_t{device()} << 32) | device();
+}
+
+// What both kinds share. The prefix cache's hash is keyed by a number that no client can know.
+LoopConfig loop_config(const EngineOptions& options, int32_t pages) {
+    LoopConfig config;
+    config.pages = pages;
+    config.salt = options.prefix_secret != 0 ? options.prefix_secret : random_secret();
+    config.policy = options.policy;
+    config.speculation = options.speculation;
+    config.prefixes = options.prefixes.view();
+    return config;
 }
 
 // Multiply-adds of one row: every weight of the layers once.
@@ -22,41 +32,35 @@ int64_t layer_multiply_adds(const ModelConfig& c) {
 
 } // namespace
 
-std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model, const Policy& policy,
-                                          bool speculation) {
-    LoopConfig config;
+std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
+                                          EngineOptions options) {
+    LoopConfig config = loop_config(options, model->model->kv_pages());
     config.vocabulary = model->config.vocabulary;
     config.context_tokens = model->config.context_length;
-    config.pages = model->model->kv_pages();
-    config.salt = random_salt();
     config.same_arithmetic = model->model->same_arithmetic();
-    config.policy = policy;
-    config.speculation = speculation;
     Roofline roofline(measure_rates(*model), model->weights.bytes,
                       layer_multiply_adds(model->config));
     auto engine = std::make_unique<Engine>();
     cpu::CpuModel& compute = *model->model;
-    engine->set_loop(std::make_unique<ModelLoop<std::shared_ptr<LoadedModel>, cpu::CpuModel>>(
-        *engine, std::move(model), compute, config, roofline));
+    auto loop = std::make_unique<ModelLoop<std::shared_ptr<LoadedModel>, cpu::CpuModel>>(
+        *engine, std::move(model), compute, config, roofline);
+    engine->set_loop(std::move(loop), std::move(options.prefixes));
     return engine;
 }
 
 std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
-                                             const ScriptOptions& options, const Policy& policy,
-                                             bool speculation) {
-    LoopConfig config;
-    config.vocabulary = options.vocabulary;
-    config.context_tokens = options.context_length;
-    config.pages = options.kv_pages;
-    config.salt = random_salt();
+                                             const ScriptOptions& script_options,
+                                             EngineOptions options) {
+    LoopConfig config = loop_config(options, script_options.kv_pages);
+    config.vocabulary = script_options.vocabulary;
+    config.context_tokens = script_options.context_length;
     config.same_arithmetic = true;
-    config.policy = policy;
-    config.speculation = speculation;
     auto engine = std::make_unique<Engine>();
-    auto model = std::make_unique<ScriptedModel>(std::move(script), options);
+    auto model = std::make_unique<ScriptedModel>(std::move(script), script_options);
     ScriptedModel& compute = *model;
-    engine->set_loop(std::make_unique<ModelLoop<std::unique_ptr<ScriptedModel>, ScriptedModel>>(
-        *engine, std::move(model), compute, config, Roofline()));
+    auto loop = std::make_unique<ModelLoop<std::unique_ptr<ScriptedModel>, ScriptedModel>>(
+        *engine, std::move(model), compute, config, Roofline());
+    engine->set_loop(std::move(loop), std::move(options.prefixes));
     return engine;
 }
 

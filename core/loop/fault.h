@@ -56,6 +56,7 @@ enum class Fault : int32_t {
     kept_stop_ends,
     late_row_kept,
     late_row_spins,
+    prefix_kept,
     count,
 };
 
@@ -105,6 +106,7 @@ constexpr const char* FAULT_NAMES[static_cast<int32_t>(Fault::count)] = {
     "kept_stop_ends",
     "late_row_kept",
     "late_row_spins",
+    "prefix_kept",
 };
 
 #if defined(SUBLIMATE_FAULTS)

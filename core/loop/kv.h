@@ -53,8 +53,9 @@ struct KvConfig {
     int32_t pages;
     uint64_t salt;
     uint64_t hash_mask;
-    bool share_generated; // may a prompt hit pages that decoding wrote?
-    bool same_arithmetic; // prompt and generated rows give equal bits: nothing to mark
+    bool share_generated;        // may a prompt hit pages that decoding wrote?
+    bool same_arithmetic;        // prompt and generated rows give equal bits: nothing to mark
+    uint64_t* digests = nullptr; // see PageStore::start
 };
 
 SUBLIMATE_HD constexpr int32_t pages_for(int32_t tokens) {
@@ -67,7 +68,7 @@ public:
         config_ = config;
         reserved_ = 0;
         changes_ = 1;
-        store_.start(pages, config.pages, table, config.salt, config.hash_mask);
+        store_.start(pages, config.pages, table, {config.salt, config.hash_mask}, config.digests);
     }
 
     SUBLIMATE_HD bool could_ever_fit(int32_t pages) const { return pages <= config_.pages; }
@@ -167,7 +168,7 @@ public:
         if (!table.sharing || index >= shareable_pages(prompt)) return 0;
         int32_t tokens[limits::PAGE_TOKENS];
         prompt.copy_page(index, tokens);
-        return store_.page_hash(parent_hash(table, index), tokens) | 1;
+        return store_.hasher().page(parent_hash(table, index), tokens) | 1;
     }
 
     // Whole pages of a prompt that may come from the cache: its last token is always computed.
@@ -202,7 +203,8 @@ public:
 
 private:
     SUBLIMATE_HD uint64_t parent_hash(const PageTable& table, int32_t index) const {
-        return index == 0 ? store_.root_hash(table.key) : store_.at(table.pages[index - 1]).hash;
+        return index == 0 ? store_.hasher().root(table.key)
+                          : store_.at(table.pages[index - 1]).hash;
     }
 
     SUBLIMATE_HD int32_t match(PageTable& table, const PromptTokens& prompt) {
@@ -211,7 +213,7 @@ private:
         for (int32_t index = table.count; index < shareable_pages(prompt); index++) {
             prompt.copy_page(index, tokens);
             int32_t parent = index == 0 ? NO_PAGE : table.pages[index - 1];
-            uint64_t hash = store_.page_hash(parent_hash(table, index), tokens);
+            uint64_t hash = store_.hasher().page(parent_hash(table, index), tokens);
             int32_t page = store_.find(hash, parent, table.key, tokens, ALL_PROMPT);
             if (page == NO_PAGE && config_.share_generated)
                 page = store_.find(hash, parent, table.key, tokens, ANY_PROVENANCE);
@@ -232,7 +234,7 @@ private:
         const Page& own = store_.at(page);
         if (own.published) return;
         CHECK(own.refcount == 1);
-        uint64_t hash = store_.page_hash(parent_hash(table, index), own.tokens);
+        uint64_t hash = store_.hasher().page(parent_hash(table, index), own.tokens);
         uint64_t provenance = store_.provenance_after(parent, own.generated_rows);
         int32_t twin = store_.find(hash, parent, table.key, own.tokens, provenance);
         if (twin == NO_PAGE) {
@@ -290,6 +292,7 @@ private:
         }
         if (counts[0] != store_.free_count()) return "free count is wrong";
         if (counts[1] != store_.cached_count()) return "cached count is wrong";
+        if (!store_.told_truly()) return "the prefix table is not the page index";
         return nullptr;
     }
 

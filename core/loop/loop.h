@@ -7,7 +7,7 @@
 //   edge.h         one edge's region, counters and the record being built for it
 //   validate.h     checks of a request record
 //   sequence.h     the states of a request
-//   pages.h kv.h   paged KV: ownership, prefix sharing, reservation, audit
+//   page_hash.h pages.h kv.h   paged KV: ownership, prefix sharing, reservation, audit
 //   cost.h         what a step costs
 //   schedule.h     the pure scheduler and its policy; buckets.h the step's bucket
 //   speculate.h    drafts in rows that the plan left free; draft.h where they come from
@@ -45,6 +45,7 @@ public:
         : model_(model), clock_(clock) {
         CHECK(model.vocabulary() == config.vocabulary);
         state_start(state_, config, memory, clock.now_ns());
+        write_load(state_);
     }
 
     // One iteration, at most one step. Returns whether there was anything to do; if not, the caller

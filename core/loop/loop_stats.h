@@ -1,6 +1,6 @@
 // The loop's figures: per edge into its region, and totals.
 //
-// defines: make_stats, write_stats, loop_totals, end_iteration
+// defines: make_stats, write_stats, loop_totals, write_load, end_iteration
 #pragma once
 
 #include <cstdint>
@@ -91,11 +91,36 @@ SUBLIMATE_HD inline StatsPage loop_totals(const LoopState& loop) {
                       static_cast<uint64_t>(loop.queue_count), oldest_waiting_ns(loop, -1));
 }
 
+// For edges that choose between engines.
+SUBLIMATE_HD inline void write_load(LoopState& loop) {
+    if (!loop.config.prefixes.control) return;
+    PrefixLoad load = {};
+    load.running = static_cast<uint64_t>(loop.running_count);
+    load.waiting = static_cast<uint64_t>(loop.queue_count);
+    for (int32_t i = 0; i < loop.running_count + loop.queue_count; i++) {
+        bool runs = i < loop.running_count;
+        const Sequence& s =
+            loop.sequences[runs ? loop.running[i] : loop.queue[i - loop.running_count]];
+        int32_t left = s.header.prompt_length - s.computed;
+        load.prompt_tokens_left += left > 0 ? static_cast<uint64_t>(left) : 0;
+    }
+    CHECK_BECAUSE(loop.kv.available() >= loop.kv.reserved(), "more pages are promised than are");
+    load.pages_total = static_cast<uint64_t>(loop.config.pages);
+    load.pages_available = static_cast<uint64_t>(loop.kv.available() - loop.kv.reserved());
+    load.prompt_row_ps = static_cast<uint64_t>(loop.cost.prompt_row_ps);
+    constexpr int32_t WORDS = sizeof(PrefixLoad) / sizeof(uint64_t);
+    uint64_t words[WORDS];
+    memcpy(words, &load, sizeof words);
+    auto* out = reinterpret_cast<uint64_t*>(&loop.config.prefixes.control->load);
+    for (int32_t i = 0; i < WORDS; i++) store_release(out + i, words[i]);
+}
+
 SUBLIMATE_HD inline void end_iteration(LoopState& loop, bool worked) {
     if (worked || loop.worked_before || loop.queue_count > 0) {
         for (int32_t e = 0; e < limits::EDGES_MAX; e++) {
             if (loop.edges[e].serving()) write_stats(loop, loop.edges[e]);
         }
+        write_load(loop);
     }
     loop.worked_before = worked;
 }

@@ -36,6 +36,7 @@ struct LoopConfig {
     Policy policy = DEFAULT_POLICY;
     StepCost cost = DEFAULT_STEP_COST; // of this model on this machine
     bool speculation = false;
+    PrefixTableView prefixes = {}; // formatted, of table_entries(pages); or null
 };
 
 // A row whose logits the step computes.
@@ -151,6 +152,11 @@ SUBLIMATE_HD inline void check_config(const LoopConfig& c) {
     CHECK(c.sequences_max >= 1 && c.sequences_max <= limits::SEQUENCES_MAX);
     CHECK(c.ring_full_deadline_ns > 0 && sane_policy(c.policy));
     CHECK(sane_cost(c.cost));
+    CHECK(c.pages <= limits::KV_PAGES_MAX);
+    CHECK_BECAUSE(c.prefixes.control == nullptr ||
+                      c.prefixes.mask + 1 ==
+                          static_cast<uint32_t>(PageStore::table_entries(c.pages)),
+                  "the prefix table is not as large as the page index");
     CHECK(c.queue_max >= 1 && c.queue_max <= limits::QUEUE_MAX);
 }
 

@@ -12,32 +12,20 @@
 // the whole prefix. Tables release their pages from the end to the start, so the LRU list always
 // has children before parents.
 //
-// defines: KvKey, Page, PageState, PageStore
+// defines: Page, PageState, PageStore
 #pragma once
 
 #include <cstdint>
 
 #include "../check.h"
 #include "../limits.h"
+#include "../ring/prefix_table.h"
 #include "fault.h"
+#include "page_hash.h"
 
 namespace sublimate {
 
 constexpr int32_t NO_PAGE = -1;
-
-// Everything besides the tokens that changes the bits of a page, and the tenant.
-struct KvKey {
-    int32_t tenant_low;
-    int32_t tenant_high;
-    int32_t adapter;
-    int32_t sparse_mode;
-};
-
-SUBLIMATE_HD inline bool same_key(const KvKey& a, const KvKey& b) {
-    bool tenant = a.tenant_low == b.tenant_low && a.tenant_high == b.tenant_high;
-    if (fault(Fault::key_without_tenant)) tenant = true;
-    return tenant && a.adapter == b.adapter && a.sparse_mode == b.sparse_mode;
-}
 
 enum class PageState : int32_t { free = 0, cached = 1, owned = 2 };
 
@@ -56,18 +44,6 @@ struct Page {
     int32_t tokens[limits::PAGE_TOKENS];
 };
 
-// splitmix64's finaliser: a full-avalanche permutation of 64 bits.
-SUBLIMATE_HD inline uint64_t mix_hash(uint64_t value) {
-    value += 0x9E3779B97F4A7C15u;
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-    return value ^ (value >> 31);
-}
-
-SUBLIMATE_HD inline uint64_t join_words(int32_t low, int32_t high) {
-    return uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low);
-}
-
 // Which arithmetic wrote which row, of a page and all its ancestors, as one word: 0 if the prompt's
 // wrote all. Pages with equal tokens, parents, keys and provenance hold equal bits; with batch
 // invariance off, only those whose provenance is 0.
@@ -84,43 +60,31 @@ public:
     // Entries of the hash table: a power of two, at least twice the pages, so that probes stay
     // short.
     SUBLIMATE_HD static int32_t table_entries(int32_t pages) {
-        int32_t entries = 4;
+        int32_t entries = limits::PREFIX_ENTRIES_MIN;
         while (entries < 2 * pages) entries *= 2;
         return entries;
     }
 
-    // pages: (page_count), table: (table_entries(page_count)). salt: random, so that hashes cannot
-    // be chosen by a client. hash_mask: all ones; fewer bits in tests, to make collisions.
-    SUBLIMATE_HD void start(Page* pages, int32_t page_count, int32_t* table, uint64_t salt,
-                            uint64_t hash_mask) {
+    // pages: (page_count), table: (table_entries(page_count)). digests: likewise, shared memory
+    // that tells others which pages can be found (ring/prefix_table.h), or null.
+    SUBLIMATE_HD void start(Page* pages, int32_t page_count, int32_t* table,
+                            const PageHasher& hasher, uint64_t* digests) {
         CHECK(page_count >= 1 && pages != nullptr && table != nullptr);
+        CHECK(page_count <= limits::KV_PAGES_MAX);
         pages_ = pages;
         page_count_ = page_count;
         table_ = table;
         table_mask_ = static_cast<uint32_t>(table_entries(page_count)) - 1;
-        salt_ = salt;
-        hash_mask_ = hash_mask;
+        hasher_ = hasher;
+        digests_ = digests;
         free_count_ = cached_count_ = 0;
         oldest_ = newest_ = first_free_ = NO_PAGE;
         evictions_ = 0;
-        for (uint32_t i = 0; i <= table_mask_; i++) table_[i] = NO_PAGE;
+        for (uint32_t i = 0; i <= table_mask_; i++) set_entry(i, NO_PAGE);
         for (int32_t page = page_count - 1; page >= 0; page--) push_free(page);
     }
 
-    // ---- hashing: tenant first, then the other key fields, then page after page
-    SUBLIMATE_HD uint64_t root_hash(const KvKey& key) const {
-        KvKey used = key;
-        if (fault(Fault::key_without_tenant)) used.tenant_low = used.tenant_high = 0;
-        uint64_t hash = mix_hash(salt_ ^ join_words(used.tenant_low, used.tenant_high));
-        return mix_hash(hash ^ join_words(used.adapter, used.sparse_mode));
-    }
-
-    SUBLIMATE_HD uint64_t page_hash(uint64_t parent_hash, const int32_t* tokens) const {
-        uint64_t hash = parent_hash;
-        for (int32_t i = 0; i < limits::PAGE_TOKENS; i += 2)
-            hash = mix_hash(hash ^ join_words(tokens[i], tokens[i + 1]));
-        return hash & hash_mask_;
-    }
+    SUBLIMATE_HD const PageHasher& hasher() const { return hasher_; }
 
     // ---- finding: the hash only leads to candidates; parent, key and all tokens decide
     SUBLIMATE_HD int32_t find(uint64_t hash, int32_t parent, const KvKey& key,
@@ -151,7 +115,7 @@ public:
         if (parent != NO_PAGE) pages_[parent].children++;
         uint32_t at = home(hash);
         while (table_[at] != NO_PAGE) at = (at + 1) & table_mask_;
-        table_[at] = page;
+        set_entry(at, page);
     }
 
     // ---- ownership
@@ -207,6 +171,13 @@ public:
     SUBLIMATE_HD uint64_t evictions() const { return evictions_; }
     SUBLIMATE_HD int32_t first_free() const { return first_free_; }
     SUBLIMATE_HD int32_t oldest() const { return oldest_; }
+    // Others see just the pages that can be found.
+    SUBLIMATE_HD bool told_truly() const {
+        if (!digests_) return true;
+        for (uint32_t at = 0; at <= table_mask_; at++)
+            if (load_acquire(digests_ + at) != digest_at(at)) return false;
+        return true;
+    }
     SUBLIMATE_HD bool findable(int32_t page) const {
         for (uint32_t at = home(pages_[page].hash);; at = (at + 1) & table_mask_) {
             if (table_[at] == page) return true;
@@ -215,9 +186,7 @@ public:
     }
 
 private:
-    SUBLIMATE_HD uint32_t home(uint64_t hash) const {
-        return static_cast<uint32_t>(hash >> 7 ^ hash) & table_mask_;
-    }
+    SUBLIMATE_HD uint32_t home(uint64_t hash) const { return prefix_home(hash, table_mask_); }
 
     SUBLIMATE_HD static bool matches(const Page& p, uint64_t hash, int32_t parent, const KvKey& key,
                                      const int32_t* tokens, uint64_t provenance) {
@@ -286,15 +255,26 @@ private:
             CHECK_BECAUSE(table_[hole] != NO_PAGE, "a published page is not in the table");
             hole = (hole + 1) & table_mask_;
         }
-        table_[hole] = NO_PAGE;
         for (uint32_t at = (hole + 1) & table_mask_; table_[at] != NO_PAGE;
              at = (at + 1) & table_mask_) {
             uint32_t wanted = home(pages_[table_[at]].hash);
             if (((at - wanted) & table_mask_) < ((at - hole) & table_mask_)) continue;
-            table_[hole] = table_[at];
-            table_[at] = NO_PAGE;
+            set_entry(hole, table_[at]); // for a moment twice, rather than nowhere
             hole = at;
         }
+        set_entry(hole, NO_PAGE);
+    }
+
+    // Who looks from outside sees the digest of what the table has.
+    SUBLIMATE_HD uint64_t digest_at(uint32_t at) const {
+        return table_[at] == NO_PAGE ? 0 : prefix_digest(pages_[table_[at]].hash);
+    }
+
+    SUBLIMATE_HD void set_entry(uint32_t at, int32_t page) {
+        CHECK(at <= table_mask_);
+        table_[at] = page;
+        if (!digests_ || (fault(Fault::prefix_kept) && page == NO_PAGE)) return;
+        store_release(digests_ + at, digest_at(at));
     }
 
     // Only for the planted fault: some published page that is in use and has no children, else the
@@ -307,10 +287,10 @@ private:
         return oldest_;
     }
 
-    Page* pages_ = nullptr;    // (page_count)
-    int32_t* table_ = nullptr; // (table_mask + 1) page ids, NO_PAGE empty
-    uint64_t salt_ = 0;
-    uint64_t hash_mask_ = 0;
+    Page* pages_ = nullptr;       // (page_count)
+    int32_t* table_ = nullptr;    // (table_mask + 1) page ids, NO_PAGE empty
+    uint64_t* digests_ = nullptr; // (table_mask + 1) of these pages; null: not told
+    PageHasher hasher_;
     uint64_t evictions_ = 0;
     uint32_t table_mask_ = 0;
     int32_t page_count_ = 0;

@@ -50,7 +50,7 @@ SUBLIMATE_HD inline void state_start(LoopState& loop, const LoopConfig& config,
     loop.config = config;
     loop.cost = config.cost;
     loop.kv.start({config.pages, config.salt, config.hash_mask, config.share_generated,
-                   config.same_arithmetic},
+                   config.same_arithmetic, config.prefixes.digests},
                   loop.pages, loop.hash_table);
     loop.free_count = config.sequences_max + config.queue_max;
     for (int32_t i = 0; i < loop.free_count; i++) {

@@ -146,7 +146,7 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
                              " bytes holds not even one page of " +
                              std::to_string(limits::PAGE_TOKENS) + " tokens, which takes " +
                              std::to_string(page_bytes(config, type)));
-    fresh.pages = static_cast<int32_t>(std::min<int64_t>(pages, INT32_MAX / 2));
+    fresh.pages = static_cast<int32_t>(std::min<int64_t>(pages, limits::KV_PAGES_MAX));
     fresh.layer_bytes = fresh.pages * fresh.layout.head_bytes * config.kv_heads;
     RETURN_IF_ERROR(
         AnonymousMemory::map(fresh.layer_bytes * config.layers, "the KV cache", &fresh.memory));

@@ -150,13 +150,48 @@ def program_statistics(program: int) -> tuple[int, int]:
     """(ns spent, runs) since it was loaded; zeros while kernel.bpf_stats_enabled is 0. Raises
     OSError."""
 
+class PrefixHasher:
+    """Hashes prompts as the page caches of the engines with the same `secret` do."""
+    def __init__(self, secret: int) -> None:
+        """secret: 64 bits that no client can know."""
+    def chain(
+        self,
+        ids: NDArray[np.int32],
+        *,
+        tenant_low: int,
+        tenant_high: int,
+        adapter: int = 0,
+        sparse_mode: int = 0,
+    ) -> NDArray[np.uint64]:
+        """(pages): one hash per whole page of the prompt, each over all tokens up to the page's
+        end and over everything else that a page is found by; without the page of the last token,
+        which is always computed. Raises ValueError beyond CONTEXT_TOKENS_MAX."""
+
+class PrefixTable:
+    """What another process's engine has in its page cache, and how busy it is, without asking it:
+    read from memory that the engine keeps up to date. A hint: the engine may evict a page before
+    the request is there."""
+    @staticmethod
+    def attach(fd: int) -> PrefixTable:
+        """Maps LoopEngine.prefix_fd for reading. The descriptor is duplicated: the caller closes
+        its own. Raises CoreError if it is no sealed prefix table of this version."""
+    def match(self, chain: NDArray[np.uint64]) -> int:
+        """Leading tokens of the prompt with this chain (PrefixHasher) that the engine would take
+        from its cache now. Raises ValueError beyond PAGES_PER_SEQUENCE_MAX."""
+    def load(self) -> dict[str, int]:
+        """running, waiting (requests); prompt_tokens_left: of both, not computed yet, where what
+        the cache has counts only from admission on; pages_total, pages_available (free or cached,
+        and promised to nobody); prompt_row_ps: what the scheduler takes a prompt's token to cost.
+        As of the end of the loop's last iteration with work."""
+
 class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other
     threads."""
     @staticmethod
-    def with_model(model: Model, *, speculation: bool = True) -> LoopEngine:
+    def with_model(model: Model, *, speculation: bool = True, prefix_secret: int = 0) -> LoopEngine:
         """speculation: guess tokens from what a request has said and check them in the same step,
-        where that pays. The tokens are the same."""
+        where that pays. The tokens are the same. prefix_secret: that of PrefixHasher; 0: a random
+        one, which nobody else has. Raises CoreError."""
     @staticmethod
     def with_script(
         script: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -168,6 +203,7 @@ class LoopEngine:
         step_delay_us: int = 0,
         prefill_delay_us_per_token: int = 0,
         speculation: bool = False,
+        prefix_secret: int = 0,
     ) -> LoopEngine:
         """No model. A request whose prompt contains the first sequence of a pair (first match wins;
         an empty sequence matches all) is answered with the second, then stop_token; without a match
@@ -175,6 +211,9 @@ class LoopEngine:
     def attach(self, region: Region) -> int:
         """Serve a region from the next step on; returns its edge index. Raises CoreError beyond
         EDGES_MAX."""
+    @property
+    def prefix_fd(self) -> int:
+        """Memory of the engine's PrefixTable, for other processes; owned by the engine."""
     def detach(self, edge: int) -> None:
         """Cancel all of that edge's requests and forget the region; returns when the loop has done
         so."""

@@ -1,5 +1,6 @@
 """The engine process alone, driven over its control channel."""
 
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ class EngineChild:
     """An engine process and what it says."""
 
     def __init__(self, script: str) -> None:
+        self.prefixes: _core.PrefixTable | None = None
         self.process, self.control = spawn("sublimate.engine", channel.FromEngine)
         self.control.send(
             channel.Load(settings=EngineSettings(script=script), model_path="/nonexistent")
@@ -29,7 +31,13 @@ class EngineChild:
         ready, _, _ = select.select([self.control.fileno()], [], [], 20)
         assert ready, "the engine says nothing"
         received = self.control.receive()
-        return None if received is None else received.message
+        if received is None:
+            return None
+        if isinstance(received.message, channel.Ready):
+            (fd,) = received.fds
+            self.prefixes = _core.PrefixTable.attach(fd)
+            os.close(fd)
+        return received.message
 
     def end(self) -> None:
         self.control.close()
@@ -55,6 +63,13 @@ def test_edges_come_and_go_more_often_than_there_are_places(child: EngineChild) 
         assert region.stats()["accepted"] == 0
         child.control.send(channel.Detach(edge=edge))
         child.control.send(channel.Detach(edge=12345 + edge))
+
+
+def test_it_hands_out_what_tells_of_its_pages(child: EngineChild) -> None:
+    ready = child.next()
+    assert child.prefixes is not None
+    load = child.prefixes.load()
+    assert load["pages_total"] == load["pages_available"] == ready.info["kv_pages"]
 
 
 def test_stop_ends_it_cleanly(child: EngineChild) -> None:

@@ -17,12 +17,16 @@ World::World() {
     memory_ = std::aligned_alloc(4096, bytes);
     CHECK(memory_ != nullptr);
     memset(memory_, 0xA5, bytes); // dirty memory must do
+    int64_t table_bytes = prefix_layout_bytes(PageStore::table_entries(PAGES_SIMULATED_MAX));
+    prefixes_ = std::aligned_alloc(4096, static_cast<size_t>(align_up(table_bytes, 4096)));
+    CHECK(prefixes_ != nullptr);
     for (auto& edge : edges_) edge = std::make_unique<SimEdge>(VOCABULARY_SIMULATED_MAX);
 }
 
 World::~World() {
     loop_.reset();
     std::free(memory_);
+    std::free(prefixes_);
 }
 
 std::string World::run(uint64_t seed, int32_t steps, bool verbose) {
@@ -60,6 +64,9 @@ void World::start_engine() {
     if (loop_) collect();
     engine_seed_ = mix_hash(engine_seed_);
     model_.emplace(scenario_.traits, scenario_.loop.pages, engine_seed_);
+    scenario_.loop.prefixes =
+        prefix_view(prefixes_, PageStore::table_entries(scenario_.loop.pages));
+    prefix_format(scenario_.loop.prefixes);
     loop_.emplace(scenario_.loop, loop_memory(scenario_.loop, memory_), *model_, clock_);
     for (Progress& progress : progress_) progress = {};
     for (int32_t e = 0; e < scenario_.edges; e++) restart_edge(e, false);

@@ -89,6 +89,7 @@ private:
     };
 
     void* memory_ = nullptr;
+    void* prefixes_ = nullptr; // of the largest table; the audit compares it with the page index
     Scenario scenario_;
     Random random_{0};
     RequestMaker maker_;

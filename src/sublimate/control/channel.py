@@ -31,10 +31,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op"):
 
 # ---- supervisor -> engine ----
 class Load(Message, frozen=True, tag="load"):
-    """Load a model (or, with settings.script, the scripted engine) and answer Ready or Failed."""
+    """Load a model (or, with settings.script, the scripted engine) and answer Ready or Failed.
+
+    `prefix_secret`: 64 bits that the engines of a server share, so that one PrefixHasher serves for
+    all of them; 0: a secret of the engine's own.
+    """
 
     settings: EngineSettings
     model_path: str
+    prefix_secret: int = 0
 
 
 class Attach(Message, frozen=True, tag="attach"):
@@ -61,7 +66,7 @@ class Progress(Message, frozen=True, tag="progress"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The engine serves. `info` is Model.info."""
+    """The engine serves. `info` is Model.info. Its PrefixTable travels with this message."""
 
     info: dict[str, Any]
 

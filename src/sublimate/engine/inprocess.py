@@ -85,10 +85,12 @@ class Engine:
         self._begin(loop, info, load_text(str(file.path)), profile)
 
     @classmethod
-    def scripted(cls, script: Script, profile: Profile = "high-throughput") -> Engine:
+    def scripted(
+        cls, script: Script, profile: Profile = "high-throughput", *, prefix_secret: int = 0
+    ) -> Engine:
         """An engine without a model that answers given token ids; for tests."""
         engine = cls.__new__(cls)
-        loop, info = scripted_engine(script)
+        loop, info = scripted_engine(script, prefix_secret)
         engine._begin(loop, info, None, profile, (script.stop_token,))
         return engine
 

@@ -29,11 +29,15 @@ def check_hardware(isa: str) -> None:
 
 
 def load_engine(
-    model_path: str, settings: EngineSettings, progress: Callable[[float], None]
+    model_path: str,
+    settings: EngineSettings,
+    progress: Callable[[float], None],
+    prefix_secret: int = 0,
 ) -> tuple[_core.LoopEngine, dict[str, Any]]:
-    """The engine, warmed up, and its info. Raises EngineError or ConfigError."""
+    """The engine, warmed up, and its info. prefix_secret: as for LoopEngine.with_model. Raises
+    EngineError or ConfigError."""
     if settings.script:
-        return scripted_engine(read_script(settings.script))
+        return scripted_engine(read_script(settings.script), prefix_secret)
     check_hardware(settings.isa)
     try:
         model = _core.Model.load(
@@ -48,7 +52,9 @@ def load_engine(
             kv_bytes=settings.kv_memory,
             progress=progress,
         )
-        engine = _core.LoopEngine.with_model(model, speculation=settings.speculation == "auto")
+        engine = _core.LoopEngine.with_model(
+            model, speculation=settings.speculation == "auto", prefix_secret=prefix_secret
+        )
         begin = time.monotonic()
         engine.warm_up()
         warm_up_seconds = time.monotonic() - begin
@@ -59,7 +65,9 @@ def load_engine(
     return engine, {**model.info, "warm_up_seconds": warm_up_seconds}
 
 
-def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
+def scripted_engine(
+    script: Script, prefix_secret: int = 0
+) -> tuple[_core.LoopEngine, dict[str, Any]]:
     """An engine that answers from a script, and its info. Raises ConfigError."""
     try:
         engine = _core.LoopEngine.with_script(
@@ -71,6 +79,7 @@ def scripted_engine(script: Script) -> tuple[_core.LoopEngine, dict[str, Any]]:
             step_delay_us=script.step_delay_us,
             prefill_delay_us_per_token=script.prefill_delay_us_per_token,
             speculation=script.speculation,
+            prefix_secret=prefix_secret,
         )
     except _core.CoreError as error:
         raise ConfigError(f"The script is not valid: {error}") from None

@@ -58,7 +58,9 @@ class EngineProcess:
     def _load(self, load: channel.Load) -> _core.LoopEngine | None:
         try:
             faults = open_faults()
-            engine, info = load_engine(load.model_path, load.settings, self._progress)
+            engine, info = load_engine(
+                load.model_path, load.settings, self._progress, load.prefix_secret
+            )
             if faults is not None:
                 _inject(engine, faults)
         except SublimateError as error:
@@ -67,7 +69,7 @@ class EngineProcess:
                 reason = "hardware_not_supported"
             self._control.send(channel.Failed(message=str(error), reason=reason))
             return None
-        self._control.send(channel.Ready(info=info))
+        self._control.send(channel.Ready(info=info), (engine.prefix_fd,))
         return engine
 
     def _progress(self, fraction: float) -> None:

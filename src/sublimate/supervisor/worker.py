@@ -89,7 +89,11 @@ class Worker:
         return True
 
     def receive(self) -> Iterator[channel.Received[Any]]:
-        """All messages that have arrived. A child that breaks the protocol is killed."""
+        """All messages that have arrived. A child that breaks the protocol is killed.
+
+        Descriptors that came with a message are closed when the next one is asked for: who needs
+        one for longer duplicates it.
+        """
         while self._channel is not None:
             try:
                 received = self._channel.receive()
@@ -101,9 +105,11 @@ class Worker:
             if received is None:
                 self._hang_up()
                 return
-            for fd in received.fds:
-                os.close(fd)
-            yield received
+            try:
+                yield received
+            finally:
+                for fd in received.fds:
+                    os.close(fd)
 
     def _hang_up(self) -> None:
         if self._channel is not None:
