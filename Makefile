@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -47,7 +47,7 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
@@ -101,6 +101,17 @@ build-typescript:
 
 test-typescript: build build-typescript
 	$(PYTEST) -m typescript tests/clients/test_typescript.py $(ARGS)
+
+# What operators use, by the programs that read it. Those of the system are used where they are installed.
+DEPLOY := tests/deploy
+test-deploy: .venv/stamp-deploy
+	PATH="$(CURDIR)/.venv/clients/deploy/bin:$$PATH" $(PYTEST) $(DEPLOY) $(ARGS)
+
+.venv/stamp-deploy: .venv/stamp-build $(DEPLOY)/requirements.txt $(DEPLOY)/node/package-lock.json
+	$(PYTHON) -m venv .venv/clients/deploy
+	.venv/clients/deploy/bin/python -m pip install --quiet --disable-pip-version-check -r $(DEPLOY)/requirements.txt
+	npm ci --prefix $(DEPLOY)/node --silent --no-audit --no-fund
+	touch $@
 
 proto-typescript: .venv/stamp-environment
 	$(BIN)/python -m grpc_tools.protoc -I proto --es_out=$(TYPESCRIPT)/src/gen \

@@ -20,6 +20,7 @@ from ..errors import ConfigError, ExitCode, ModelError
 from ..keys import read_keys
 from ..model.files import fetch
 from ..supervisor.listen import bind, bind_udp, hold
+from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import EDGE_MODULE, Supervisor
 from .certificate import own_certificate
 from .screen import JsonReporter, ScreenReporter
@@ -108,7 +109,7 @@ def serve(effective: Effective) -> ExitCode:
             listen_tls=listen_tls,
             grpc_address=grpc_address,
             listen_udp=listen_udp,
-            reporter=reporter,
+            reporter=NotifyingReporter(reporter),
             edge_module=edge_module,
         )
         return supervisor.run()

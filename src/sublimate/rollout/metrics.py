@@ -1,4 +1,4 @@
-"""Names of metrics, old to new: of vLLM, llama.cpp's server, TGI and the old layer's broker.
+"""Names of metrics, old to new: of vLLM, llama.cpp's server, TGI, SGLang and the old layer.
 
 One table; vLLM's part of it comes from what the server itself tells under those names
 (`--metrics-compat vllm`), so that the two cannot differ.
@@ -82,6 +82,23 @@ _OTHERS = (
     ("TGI", "tgi_request_generated_tokens", "generation_tokens_total", "a counter"),
     ("TGI", "tgi_queue_size", "num_requests_waiting", ""),
     ("TGI", "tgi_batch_current_size", "num_requests_running", ""),
+    ("SGLang", "sglang:num_running_reqs", "num_requests_running", ""),
+    ("SGLang", "sglang:num_queue_reqs", "num_requests_waiting", ""),
+    ("SGLang", "sglang:token_usage", "kv_cache_usage_perc", "a share, 0 to 1"),
+    (
+        "SGLang",
+        "sglang:cache_hit_rate",
+        "prefix_cache_hits_total",
+        "as rate(...) over that of prefix_cache_queries_total",
+    ),
+    ("SGLang", "sglang:gen_throughput", "generation_tokens_total", "as rate(...)"),
+    ("SGLang", "sglang:prompt_tokens_total", "prompt_tokens_total", ""),
+    ("SGLang", "sglang:cached_tokens_total", "prefix_cache_hits_total", ""),
+    ("SGLang", "sglang:generation_tokens_total", "generation_tokens_total", ""),
+    ("SGLang", "sglang:num_requests_total", "requests_finished_total", ""),
+    ("SGLang", "sglang:time_to_first_token_seconds", "time_to_first_token_seconds", ""),
+    ("SGLang", "sglang:inter_token_latency_seconds", "inter_token_latency_seconds", ""),
+    ("SGLang", "sglang:e2e_request_latency_seconds", "e2e_request_latency_seconds", ""),
     ("old layer", "LLEN layer:questions", "num_requests_waiting", "of Redis, no metric"),
 )
 MIGRATIONS: tuple[Migration, ...] = (

@@ -17,7 +17,7 @@ import msgspec
 from .metrics import new_name
 from .rules import METRIC_RULE, RULES
 
-METRIC = re.compile(r"\b(?:vllm|llamacpp):\w+|\btgi_\w+")
+METRIC = re.compile(r"\b(?:vllm|llamacpp|sglang):\w+|\btgi_\w+")
 ANTHROPIC_CLIENTS = frozenset(("Anthropic", "AsyncAnthropic", "AnthropicBedrock"))
 REDIRECT_WORDS = frozenset(("allow_redirects", "follow_redirects"))
 LEGACY_PACKAGE = "sublimate.legacy"

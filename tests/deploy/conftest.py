@@ -1,0 +1,25 @@
+"""What the tests of deploy/ share: the metrics of a server, and tools that may be missing."""
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from exposition import Told, tell
+
+
+@pytest.fixture(scope="session")
+def told() -> Told:
+    return tell()
+
+
+@pytest.fixture
+def tool() -> Callable[[str], str]:
+    """Path of a program; skips the test where it is not installed."""
+
+    def find(name: str) -> str:
+        path = shutil.which(name)
+        if path is None:
+            pytest.skip(f"{name} is not installed")
+        return path
+
+    return find
