@@ -1,6 +1,7 @@
 // Reading CPUID, /proc, /sys and the control group. Every source may be missing; then the figure is
 // 0 or "unknown".
 #include "probe.h"
+#include "../check.h"
 
 #include <sched.h>
 #include <sys/syscall.h>
@@ -132,6 +133,9 @@ CpuReport probe_cpu() {
     for (Isa isa : {Isa::ref, Isa::portable, Isa::avx2, Isa::avx512, Isa::amx})
         if (isa_runs(isa)) report.runs.push_back(isa);
     report.best = best_isa();
+    CHECK(report.cores >= 1);
+    CHECK_BECAUSE(!report.runs.empty(), "plain C++ runs wherever this does");
+    CHECK(isa_runs(report.best));
     add_processor(&report);
     report.l1_data_bytes = std::max(0L, sysconf(_SC_LEVEL1_DCACHE_SIZE));
     report.l2_bytes = std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE));

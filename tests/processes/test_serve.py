@@ -401,6 +401,23 @@ def test_an_instruction_set_that_is_not_here_is_exit_code_4(model: ModelFile) ->
         wait_until(lambda: any(f"cannot run {absent[0]}" in line for line in server.errors))
 
 
+def test_a_machine_that_nothing_runs_on_says_so_to_every_request(
+    model: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No exit and no restarts, also without --stay: an orchestrator sees what stands in the way."""
+    recorded = Path(__file__).parents[1] / "fixtures/probe/aarch64.json"
+    monkeypatch.setenv("SUBLIMATE_PROBE_FACTS", str(recorded))
+    with serving("--model", str(model.path)) as server:
+        event = server.event("unavailable")
+        assert event["reason"] == "hardware_not_supported"
+        stream = Stream()
+        asyncio.run(stream.run(event["url"], 5))
+        answer = msgspec.json.decode(stream.body.partition(b"\r\n\r\n")[2])
+        assert stream.status == 503 and answer["reason"] == "hardware_not_supported"
+        assert "The kernels are for x86_64; this is aarch64." in answer["finding"]
+        assert server.process.poll() is None
+
+
 @pytest.mark.parametrize(
     "environment", [{}, {"SUBLIMATE_API_KEYS": "of-the-environment,second"}], ids=str
 )

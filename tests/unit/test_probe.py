@@ -4,12 +4,13 @@ import socket
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from sublimate import _core
 from sublimate.config import EngineSettings, ServerSettings, Settings
 from sublimate.probe import report
+from sublimate.probe.machine import machine_of
 from sublimate.probe.report import examine
+from sublimate.probe.source import HostSource, RecordedSource, RecordingSource, Source
 
 
 def settings(tmp_path: Path, model: str = "default", **engine: object) -> Settings:
@@ -21,39 +22,55 @@ def finding(found: report.Report, topic: str) -> report.Finding:
     return next(one for one in found.findings if one.topic == topic)
 
 
+def with_memory(source: Source, total_bytes: int, available_bytes: int) -> Source:
+    """Another machine's memory; everything else as it is."""
+    kept = RecordingSource(source)
+    machine_of(kept)
+    lines = {"MemTotal": total_bytes, "MemAvailable": available_bytes}
+    text = "".join(f"{name}: {size // 1024} kB\n" for name, size in lines.items())
+    recording = kept.recording
+    files = {**recording.files, "/proc/meminfo": text, "/proc/self/cgroup": ""}
+    return RecordedSource(msgspec.structs.replace(recording, files=files))
+
+
 def test_this_machine_can_serve(tmp_path: Path) -> None:
-    found = examine(settings(tmp_path))
+    found = examine(settings(tmp_path), measure=True)
     assert found.fits, found.findings
     best = _core.probe()["best_isa"]
-    assert best in finding(found, "instruction set").text
+    assert found.backend == f"cpu-{best}" and found.backend in finding(found, "processor").text
     assert finding(found, "model").verdict == "notice", "nothing is fetched yet"
     assert "sublimate pull" in finding(found, "model").advice
+    assert found.machine.memory.read_bytes_per_s > 1e8, "slower than a disk"
+    assert "GB/s" in finding(found, "bandwidth").text
     decoded = msgspec.json.decode(msgspec.json.encode(found))
-    assert decoded["machine"]["isas"] and decoded["fits"] is True
+    assert decoded["machine"]["cpu"]["isas"] and decoded["fits"] is True
 
 
-def test_an_instruction_set_that_is_not_here_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = {"cpu": "Some CPU", "isas": ["ref", "portable"], "best_isa": "portable"}
-    monkeypatch.setattr(report._core, "probe", lambda: machine)
-    found = examine(settings(tmp_path, isa="amx"))
-    one = finding(found, "instruction set")
+def test_an_instruction_set_that_is_not_here_is_a_problem(tmp_path: Path) -> None:
+    kept = RecordingSource(HostSource())
+    machine_of(kept)
+    process = msgspec.structs.replace(kept.process(), isas=("ref", "portable"))
+    slow = RecordedSource(msgspec.structs.replace(kept.recording, process=process))
+    found = examine(settings(tmp_path, isa="amx"), slow)
+    one = finding(found, "processor")
     assert not found.fits and one.verdict == "problem" and "--isa" in one.advice
-    one = finding(examine(settings(tmp_path)), "instruction set")
-    assert one.verdict == "notice" and "portable" in one.text
+    one = finding(examine(settings(tmp_path), slow), "processor")
+    assert one.verdict == "notice" and "cpu-portable" in one.text
+    one = finding(examine(settings(tmp_path, isa="ref"), slow), "processor")
+    assert one.verdict == "notice" and "for tests" in one.text
 
 
-def test_too_little_memory_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_available_memory", lambda: 1 << 30)
-    assert finding(examine(settings(tmp_path, kv_memory=1 << 20)), "memory").verdict == "good"
-    one = finding(examine(settings(tmp_path)), "memory")
+def test_too_little_memory_is_a_problem(tmp_path: Path) -> None:
+    small = with_memory(HostSource(), 16 << 30, 1 << 30)
+    found = examine(settings(tmp_path, kv_memory=1 << 20), small)
+    assert finding(found, "memory").verdict == "good"
+    one = finding(examine(settings(tmp_path), small), "memory")
     assert one.verdict == "notice", "a quarter of all memory is more than what is available"
     assert "--kv-memory" in one.advice
-    one = finding(examine(settings(tmp_path, kv_memory=1 << 31)), "memory")
+    one = finding(examine(settings(tmp_path, kv_memory=1 << 31), small), "memory")
     assert one.verdict == "problem" and "--kv-memory" in one.advice
-    monkeypatch.setattr(report, "_available_memory", lambda: 0)
-    assert finding(examine(settings(tmp_path)), "memory").verdict == "good", "unknown is no problem"
+    unknown = with_memory(HostSource(), 16 << 30, 0)
+    assert finding(examine(settings(tmp_path), unknown), "memory").verdict == "good", "no problem"
 
 
 def test_keys_and_values_are_counted_from_the_header() -> None:
@@ -94,12 +111,11 @@ def test_more_threads_than_cores_is_noticed(tmp_path: Path) -> None:
     assert one.verdict == "notice" and "--threads" in one.advice
 
 
-def test_huge_pages_that_are_off_come_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_text(path: Path) -> str:
-        return "always madvise [never]\n"
-
-    monkeypatch.setattr(report.Path, "read_text", read_text)
-    one = report._huge_pages()
+def test_huge_pages_that_are_off_come_with_the_command(tmp_path: Path) -> None:
+    kept = RecordingSource(HostSource())
+    machine_of(kept)
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    files = {**kept.recording.files, path: "always madvise [never]\n"}
+    off = RecordedSource(msgspec.structs.replace(kept.recording, files=files))
+    one = finding(examine(settings(tmp_path), off), "huge pages")
     assert one.verdict == "notice" and "echo madvise >" in one.advice

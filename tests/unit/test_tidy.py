@@ -363,7 +363,7 @@ PYTHON_MAY_USE = {
     "control": set(),
     "kernel": set(),
     "probe": {"model"},
-    "engine": {"model", "control"},
+    "engine": {"model", "control", "probe"},
     "wire": set(),
     "guard": {"control"},
     "edge": {"model", "policy", "grammar", "control", "guard", "kernel"},

@@ -83,6 +83,7 @@ class _Line(msgspec.Struct):
 
     event: str = ""
     url: str = ""
+    message: str = ""
 
 
 @contextmanager
@@ -128,6 +129,8 @@ def _ready_url(server: subprocess.Popen[bytes]) -> str:
             line = msgspec.json.decode(data, type=_Line)
             if line.event == "ready":
                 return line.url
+            if line.event == "unavailable":
+                raise EngineError(line.message)
     raise EngineError("The server for this command did not start.")
 
 

@@ -349,17 +349,23 @@ def probe(
     isa: flags.Isa = None,
     threads: flags.Threads = None,
     kv_memory: flags.KvMemory = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also read memory, for a moment with all cores.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="File to keep all facts in, to report a problem.")
+    ] = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:
-    """Say what this machine offers and whether the model fits."""
+    """Say what this machine offers, which backends run on it, and whether the model fits."""
     given = {"host": host, "port": port, "isa": isa, "threads": threads, "kv_memory": kv_memory}
 
     def action() -> int:
         effective = _settings(config, model=model, **given)
         from .probe import probe as run
 
-        return run(effective, json)
+        return run(effective, json, measure, record)
 
     _exit(run_guarded(action))
 

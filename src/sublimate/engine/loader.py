@@ -5,6 +5,7 @@ defines: check_hardware, load_engine, scripted_engine
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +13,27 @@ from typing import Any
 from .. import _core
 from ..config import EngineSettings
 from ..errors import ConfigError, EngineError, HardwareError
+from ..probe import FACTS_VARIABLE
 from .script import Script, read_script
 
 
-def check_hardware(isa: str) -> None:
-    """Raises HardwareError if nothing, or not the instruction set `isa`, can run here."""
+def check_hardware(isa: str, model_path: str) -> None:
+    """Raises HardwareError, with the probe's finding, if nothing, or not the instruction set `isa`,
+    runs here, or if the model is larger than the memory."""
+    try:
+        weight_bytes = os.stat(model_path).st_size
+    except OSError:
+        weight_bytes = 0  # the loader says what is wrong with the file
     found = _core.probe()
-    runs: list[str] = list(found.get("isas", []))
-    machine = f"This machine ({found['cpu']})" if found.get("cpu") else "This machine"
-    if not runs:
-        raise HardwareError(
-            f"No instruction set of this program runs here. {machine} lacks them all."
-        )
-    if isa and isa not in runs:
-        raise HardwareError(f"{machine} cannot run {isa}. It runs {', '.join(runs)}.")
+    fits = (isa or "portable") in found["isas"] and weight_bytes <= int(found["memory_bytes"])
+    if fits and FACTS_VARIABLE not in os.environ:
+        return
+    # A start that goes well is not to pay for loading what explains one that does not.
+    from ..probe.backends import check_fit
+    from ..probe.source import source_of
+
+    if finding := check_fit(source_of(os.environ), isa, weight_bytes):
+        raise HardwareError(finding)
 
 
 def load_engine(
@@ -38,7 +46,7 @@ def load_engine(
     EngineError or ConfigError."""
     if settings.script:
         return scripted_engine(read_script(settings.script), prefix_secret)
-    check_hardware(settings.isa)
+    check_hardware(settings.isa, model_path)
     try:
         model = _core.Model.load(
             model_path,

@@ -48,7 +48,7 @@ class Supervisor:
     """Runs one engine and one edge on a bound listening socket until a signal ends it.
 
     Raises EngineError (or HardwareError) from run() if the engine fails before it was ever ready,
-    unless settings.server.stay.
+    unless settings.server.stay, or if nothing of this program runs on this machine.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Supervisor:
     def _engine_failed(self, failed: channel.Failed) -> None:
         if self._engine_loaded:
             self._engine_said = failed.message
-        elif self._settings.server.stay:
+        elif self._settings.server.stay or self._nothing_fits(failed):
             self._unavailable = failed
             url = address_url(self._listen)
             self._reporter.unavailable(url, failed.reason, failed.message)
@@ -250,6 +250,10 @@ class Supervisor:
         else:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
             self._failure = kind(failed.message)
+
+    def _nothing_fits(self, failed: channel.Failed) -> bool:
+        """No setting is at fault, and no restart would help: who asks is told why, on and on."""
+        return failed.reason == "hardware_not_supported" and not self._settings.engine.isa
 
     def _lose_engine(self) -> None:
         """Tell the edge, once, that the engine it works with is gone."""
