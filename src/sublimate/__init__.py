@@ -7,10 +7,11 @@ signature: a policy or decision module that was changed is an InvalidSignatureEr
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .policy.signature import check_at_import
+from .policy.signature import check_or_exit
 
 if TYPE_CHECKING:
     from .engine.inprocess import Engine as Engine
@@ -31,7 +32,7 @@ __all__ = [
     "provenance_kind",
 ]
 
-_PROVENANCE = check_at_import(__path__)
+_PROVENANCE = check_or_exit(__path__, sys.argv)
 
 _HOMES = {
     "Completion": ".engine.results",

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from harness import Served, body, serve, wait_until
 from sublimate.cli import debug
+from sublimate.cli.certificate import own_certificate
 from sublimate.cli.debug_text import Filter, is_shown, matches
-from sublimate.cli.peer import Peer
+from sublimate.cli.peer import Peer, configured_peer
 from sublimate.cli.perfetto import LOOP, REQUESTS, Recorder
-from sublimate.config import EdgeSettings
+from sublimate.config import EdgeSettings, Effective, Settings
 from sublimate.edge import limits
-from sublimate.errors import ExitCode, PeerError
+from sublimate.errors import ConfigError, ExitCode, PeerError
 
 ALL = Filter()
 CALLED = body("count", max_tokens=12, stream=True)
@@ -229,10 +230,33 @@ def test_a_slice_cannot_end_before_it_begins() -> None:
         recorder.told("", step)
 
 
+def test_an_error_is_told_in_its_words(slow: Served, shown: Console) -> None:
+    wrong = {**CALLED, "max_tokens": -1}
+    debug.call(Peer(slow.url), wrong, verbose=False, as_json=False, perfetto=None)
+    assert shown.export_text().startswith("max_tokens: ")
+
+
+def test_https_wants_a_certificate_that_is_named(tmp_path: Path, shown: Console) -> None:
+    """Or that the user's own server has made, in its data folder."""
+    pem, key = own_certificate(tmp_path / "tls")
+    edge = EdgeSettings(tls_certificate=str(pem), tls_key=str(key), data_dir=str(tmp_path))
+    with serve(settings=edge, tls=True) as secure:
+        url = secure.server.tls_info["https"]
+        settings = Effective(Settings(edge=edge), {})
+        for peer in (Peer(url, certificate=pem), configured_peer(settings, url)):
+            assert debug.call(peer, CALLED, verbose=False, as_json=False, perfetto=None) == 0
+        for ask in (lambda: debug.Stream(Peer(url)), lambda: Peer(url).ask("/readyz")):
+            with pytest.raises(PeerError, match="--cacert FILE"):
+                ask()
+    with pytest.raises(ConfigError, match="no file with certificates"):
+        Peer(url, certificate=tmp_path / "absent.pem")
+
+
 # ---- servers that are none -----------------------------------------------------------------------
 def test_a_server_that_does_not_tell(shown: Console) -> None:
     with serve(settings=EdgeSettings(api_keys=("secret",))) as locked:
-        with pytest.raises(PeerError, match="does not tell what it does"):
+        refused = "does not tell what it does: A valid API key is needed, in x-api-key or"
+        with pytest.raises(PeerError, match=refused):
             debug.follow(Peer(locked.url), ALL, as_json=False, perfetto=None, seconds=1)
         with pytest.raises(PeerError, match="wants a key"):
             debug.show(Peer(locked.url), "req_1", as_json=False, perfetto=None)

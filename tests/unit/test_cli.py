@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sublimate.cli import bench, chat, main, screen
 from sublimate.cli.output import run_guarded
-from sublimate.config import FIELDS, EdgeSettings, Settings
+from sublimate.config import FIELDS, EdgeSettings, ServerSettings, Settings
 from sublimate.errors import (
     ConfigError,
     EngineError,
@@ -217,10 +217,11 @@ ENGINE_INFO: dict[str, Any] = {
 }
 
 
-def shown(settings: Settings) -> str:
+def shown(settings: Settings, **edge: str) -> str:
     console = Console(file=io.StringIO(), width=120)
     url = "http://127.0.0.1:8000"
-    console.print(screen.start_screen(settings, "tiny", url, ENGINE_INFO, {"template": "t1"}, 1.25))
+    told = {"template": "t1", **edge}
+    console.print(screen.start_screen(settings, "tiny", url, ENGINE_INFO, told, 1.25))
     console.print(screen.curl_line(url, settings), soft_wrap=True)
     return console.file.getvalue()
 
@@ -238,6 +239,16 @@ def test_the_start_screen_says_what_matters() -> None:
         "http://127.0.0.1:8000",
     ):
         assert part in text, part
+
+
+def test_the_start_screen_tells_where_https_is_and_what_to_trust() -> None:
+    edge = EdgeSettings(tls_certificate="folder/certificate.pem")
+    told = {"https": "https://127.0.0.1:8443", "certificate_sha256": "f" * 64}
+    text = shown(Settings(edge=edge), **told)
+    assert "https://127.0.0.1:8443, HTTP/3 on the UDP port of that number" in text
+    assert "folder/certificate.pem" in text and "f" * 64 in text
+    off = Settings(edge=edge, server=ServerSettings(http3=False))
+    assert "HTTP/3" not in shown(off, **told)
 
 
 def test_the_start_screen_tells_steps_that_run_otherwise() -> None:

@@ -95,6 +95,7 @@ def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
     assert "sha256" not in listed.stdout
     shown = RUNNER.invoke(app, ["keys", "list", "--keys-file", path])
     assert "alice" in shown.stdout and shown.exit_code == 0
+    assert "requests per minute" in shown.stdout and "concurrency" not in shown.stdout
     again = RUNNER.invoke(app, ["keys", "add", "alice", "--keys-file", path])
     assert again.exit_code == 2
     assert RUNNER.invoke(app, ["keys", "remove", "alice", "--keys-file", path]).exit_code == 0

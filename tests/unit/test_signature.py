@@ -159,6 +159,21 @@ def test_a_changed_byte_of_what_decides_ends_the_import(package: Path, path: str
     assert "To get back: make build" in last
 
 
+def test_the_command_says_so_in_a_line(package: Path, tmp_path: Path) -> None:
+    sign_dev(package)
+    flip(package / WASM)
+    script = tmp_path / "sublimate"
+    script.write_text("import sublimate.cli.main")
+    env = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    for command in (["-m", "sublimate", "serve"], [str(script)]):
+        done = subprocess.run(
+            [sys.executable, "-S", *command], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == ExitCode.SIGNATURE
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith("Error: ") and WASM in done.stderr
+
+
 def test_a_release_names_the_way_back(package: Path) -> None:
     mark = sign_release(package)
     pinned = {signature.PIN_VARIABLE: mark}

@@ -224,6 +224,15 @@ def test_tables_say_all_of_it() -> None:
     assert "12,345" in text and "with the broker" in text and "100%" in text
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_what_has_no_room_in_a_table_is_folded(width: int) -> None:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))
+    with console.file:
+        for table in wire_tables(COMPARISON):
+            console.print(table)
+    assert "\u2026" not in console.export_text(), "nothing is cut"
+
+
 def test_the_picture_is_whole_and_has_each_number() -> None:
     root = ElementTree.fromstring(draw_wire(COMPARISON))  # noqa: S314 - our own
     words = [element.text for element in root.iter() if element.tag.endswith("text")]

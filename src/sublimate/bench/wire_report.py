@@ -59,7 +59,7 @@ def _table(found: Comparison, rows: Sequence[Row], kept: bool) -> Table:
         caption_justify="left",
     )
     for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if number == 0 else "right")
+        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(
             row.title,
@@ -84,10 +84,10 @@ def _table(found: Comparison, rows: Sequence[Row], kept: bool) -> Table:
 
 def _hop_table(rows: Sequence[Row]) -> Table:
     table = Table(title="The old layer's packets by hop", title_justify="left")
-    table.add_column("connections")
+    table.add_column("connections", overflow="fold")
     names = list(dict.fromkeys(name for row in rows for name in row.hops))
     for name in names:
-        table.add_column(f"with the {name}", justify="right")
+        table.add_column(f"with the {name}", justify="right", overflow="fold")
     for row in rows:
         cells = [f"{row.hops.get(name, 0.0):.1f}" for name in names]
         table.add_row("kept" if row.kept else "new", *cells)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import os
 import secrets
+import ssl
 import subprocess
 import sys
 from collections.abc import Generator
@@ -57,14 +58,18 @@ def chat(
         return _converse(own, own_key, options)
 
 
-def connect(url: str, timeout_seconds: float) -> http.client.HTTPConnection:
-    """Not connected yet. Raises PeerError for what is no URL."""
+def connect(
+    url: str, timeout_seconds: float, context: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
+    """Not connected yet. context: of https, where others than the usual are trusted. Raises
+    PeerError for what is no URL."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise PeerError(f"{url!r} is no http or https URL.")
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=timeout_seconds)
+    host, port = parts.hostname, parts.port
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=timeout_seconds, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_seconds)
 
 
 def _answers(url: str) -> bool:

@@ -17,10 +17,10 @@ import msgspec
 
 from ..bench.apis import headers
 from ..errors import ExitCode, PeerError
-from .chat import OK_STATUS, connect
+from .chat import OK_STATUS
 from .debug_text import Filter, is_shown, live_line, matches, show_story
 from .output import note, out
-from .peer import Peer
+from .peer import Peer, error_text
 from .perfetto import Recorder
 
 CALL = "messages.create"
@@ -39,15 +39,15 @@ class Stream:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._connection = connect(peer.url, READ_SECONDS)
+        self._connection = peer.connection(READ_SECONDS)
         try:
             self._connection.request("GET", "/v1/debug/events", headers=headers(peer.key))
             self._response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise PeerError(f"Nothing that is ready answers at {peer.url}.") from error
+            raise peer.failure(error) from error
         if self._response.status != OK_STATUS:
-            said = self._response.read().decode(errors="replace")
+            said = error_text(self._response.read())
             self._connection.close()
             raise PeerError(f"{peer.url} does not tell what it does: {said}")
 
@@ -233,7 +233,7 @@ def _ask(peer: Peer, body: dict[str, Any]) -> tuple[list[tuple[int, str]], str, 
     def moment(text: str) -> None:
         moments.append((time.monotonic_ns(), text))
 
-    connection = connect(peer.url, CALL_SECONDS)
+    connection = peer.connection(CALL_SECONDS)
     data = msgspec.json.encode(body)
     try:
         moment("connects")
@@ -265,7 +265,7 @@ def _ask(peer: Peer, body: dict[str, Any]) -> tuple[list[tuple[int, str]], str, 
     request_id = response.getheader("request-id")
     if request_id is None:
         raise PeerError(f"{peer.url} names no request-id, so it is none of Sublimate's.")
-    return moments, request_id, "".join(pieces) or raw.decode(errors="replace")
+    return moments, request_id, "".join(pieces) or (error_text(raw) if raw else "")
 
 
 def _ended(peer: Peer, request_id: str) -> dict[str, Any]:

@@ -102,12 +102,14 @@ def list_keys(
         if json:
             print_plain(msgspec.json.encode(rows).decode())
             return ExitCode.OK
-        table = Table(box=None)
-        for title in KeyRow.__struct_fields__:
+        told = [
+            name for name in KeyRow.__struct_fields__ if any(getattr(row, name) for row in rows)
+        ]
+        table = Table(box=None)  # with the limits that some key has: all of them fit few terminals
+        for title in told:
             table.add_column(title.replace("_", " "), overflow="fold")
         for row in rows:
-            values = msgspec.structs.astuple(row)
-            table.add_row(*("" if value == 0 else str(value) for value in values))
+            table.add_row(*(str(getattr(row, name) or "") for name in told))
         out.print(table)
         out.print(f"Kept in {path}", soft_wrap=True)
         return ExitCode.OK

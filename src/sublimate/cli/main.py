@@ -264,6 +264,7 @@ def debug(
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")
     ] = None,
+    cacert: Annotated[Path | None, typer.Option(help="PEM file to trust too, for https.")] = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:
@@ -274,7 +275,7 @@ def debug(
         from .debug_text import Filter
         from .peer import configured_peer
 
-        peer = configured_peer(_settings(config, api_keys=api_keys), url)
+        peer = configured_peer(_settings(config, api_keys=api_keys), url, cacert)
         if target == CALL:
             turn = {"role": "user", "content": message}
             asked = {"model": model, "max_tokens": max_tokens, "messages": [turn], "stream": True}

@@ -3,7 +3,7 @@
 Servers of this machine are found by their listening processes: the kernel's own table, so nothing
 is left behind by one that was killed.
 
-defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, local_urls,
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, error_text, local_urls,
          gauges
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from typing import Any
 import msgspec
 
 from ..bench.apis import headers
-from ..config import Effective
-from ..errors import PeerError
+from ..config import Effective, data_folder
+from ..errors import ConfigError, PeerError
 from .chat import OK_STATUS, connect
 
 AGENT_CONTEXT_TOKENS = 32_768
@@ -30,6 +31,7 @@ CONTEXT_ADVICE = (
     "trained for less (the default model was)"
 )
 LOOK_SECONDS = 3.0
+ERROR_BYTES_MAX = 300
 LISTENING = "0A"
 LOOPBACK_HEX = "0100007F"
 ANY_HEX = "00000000"
@@ -51,17 +53,38 @@ class _Models(msgspec.Struct):
 class Peer:
     """One server, asked one thing at a time."""
 
-    def __init__(self, url: str, key: str = "") -> None:
-        """Raises PeerError for what is no URL."""
+    def __init__(self, url: str, key: str = "", certificate: Path | None = None) -> None:
+        """certificate: PEM to trust beside the usual authorities, for https. Raises PeerError for
+        what is no URL, ConfigError for a file that holds no certificate."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self.key = key
+        self._trust: ssl.SSLContext | None = None
+        if certificate is not None and self.url.startswith("https:"):
+            self._trust = ssl.create_default_context()
+            try:
+                self._trust.load_verify_locations(certificate)
+            except OSError:  # what ssl raises is one too
+                raise ConfigError(f"{certificate} is no file with certificates (PEM).") from None
         connect(self.url, LOOK_SECONDS).close()
+
+    def connection(self, seconds: float) -> http.client.HTTPConnection:
+        """Not connected yet."""
+        return connect(self.url, seconds, self._trust)
+
+    def failure(self, error: Exception) -> PeerError:
+        """Of a connection that has not come to be, or has ended."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return PeerError(
+                f"Nothing here trusts the certificate of {self.url} ({error.verify_message}). Name "
+                "it: --cacert FILE. Of `serve --tls` it is tls/certificate.pem in its data folder."
+            )
+        return PeerError(f"Nothing that is ready answers at {self.url}.")
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, seconds: float = LOOK_SECONDS
     ) -> tuple[int, bytes]:
         """Status and body of GET, or of POST where there is a body. Raises PeerError."""
-        connection = connect(self.url, seconds)
+        connection = self.connection(seconds)
         try:
             data = None if body is None else msgspec.json.encode(body)
             method = "GET" if data is None else "POST"
@@ -69,7 +92,7 @@ class Peer:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise PeerError(f"Nothing that is ready answers at {self.url}.") from error
+            raise self.failure(error) from error
         finally:
             connection.close()
 
@@ -85,8 +108,7 @@ class Peer:
         except msgspec.DecodeError:
             raise PeerError(f"{self.url}{path} does not answer as Sublimate does.") from None
         if status != OK_STATUS:
-            said = data.decode(errors="replace")
-            raise PeerError(f"{self.url}{path} answers {status}: {said}")
+            raise PeerError(f"{self.url}{path} answers {status}: {error_text(data)}")
         return decoded
 
     def model(self) -> Model:
@@ -109,12 +131,31 @@ class Peer:
         return False
 
 
-def configured_peer(effective: Effective, url: str) -> Peer:
-    """The server at a URL, or else the one at the configured address; asked with the first key."""
+def configured_peer(effective: Effective, url: str, certificate: Path | None = None) -> Peer:
+    """The server at a URL, or else the one at the configured address; asked with the first key. The
+    certificate that this user's own server has made is trusted, if none is named."""
     settings = effective.settings
     keys = settings.edge.api_keys
     default = f"http://{settings.server.host}:{settings.server.port}"
-    return Peer(url or default, keys[0] if keys else "")
+    own = data_folder(settings.edge) / "tls" / "certificate.pem"
+    trusted = certificate or (own if own.is_file() else None)
+    return Peer(url or default, keys[0] if keys else "", trusted)
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error
+
+
+def error_text(data: bytes) -> str:
+    """What an answer with an error says to a person."""
+    try:
+        return msgspec.json.decode(data, type=_Envelope).error.message
+    except msgspec.DecodeError:
+        return data[:ERROR_BYTES_MAX].decode(errors="replace")
 
 
 def gauges(exposition: bytes) -> dict[str, float]:

@@ -111,7 +111,7 @@ def metrics(json: flags.Json = False) -> None:
         out.print(table)
         new = Table(title="New here, with the prefix sublimate_", title_justify="left")
         new.add_column("name", overflow="fold")
-        new.add_column("what it is")
+        new.add_column("what it is", overflow="fold")
         for name, text in NEW_HERE.items():
             new.add_row(name, text)
         out.print(new)
@@ -148,7 +148,7 @@ def rehearse(
             table = Table(title=f"Rehearsal of {found.wheel}", title_justify="left")
             table.add_column("step")
             table.add_column("seconds", justify="right")
-            table.add_column("")
+            table.add_column("", overflow="fold")
             for step in found.steps:
                 table.add_row(step.name, f"{step.seconds:.2f}", step.said)
             out.print(table)

@@ -180,9 +180,10 @@ def _lines(
         ("profile", profile),
     ]
     if "https" in edge:
-        lines.append(
-            ("HTTPS", f"{edge['https']}, certificate SHA-256 {edge['certificate_sha256']}")
-        )
+        also = ", HTTP/3 on the UDP port of that number" if settings.server.http3 else ""
+        lines.append(("HTTPS", edge["https"] + also))
+        lines.append(("certificate", settings.edge.tls_certificate))
+        lines.append(("its SHA-256", edge["certificate_sha256"]))
     if "grpc" in edge:
         lines.append(("gRPC", edge["grpc"]))
     if count := _keys(settings):

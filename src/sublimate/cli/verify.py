@@ -73,7 +73,9 @@ def _show(report: Report) -> None:
     if report.fingerprint:
         out.print(f"Version {report.version}, key {report.fingerprint}", soft_wrap=True)
     if report.findings:
-        table = Table("file", "")
+        table = Table()
+        table.add_column("file", overflow="fold")
+        table.add_column("")
         for finding in report.findings:
             table.add_row(finding.path, finding.problem)
         out.print(table)

@@ -7,12 +7,14 @@ Who can change every file can change this one too. A signature finds damage and 
 find a whole replacement, pin the key from outside (SUBLIMATE_POLICY_KEY) or verify from another
 installation (`sublimate verify --package FOLDER`).
 
-defines: RELEASE_KEYS, PIN_VARIABLE, Provenance, Finding, provenance, check_at_import, findings
+defines: RELEASE_KEYS, PIN_VARIABLE, Provenance, Finding, provenance, check_at_import,
+         check_or_exit, findings
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # pathlib takes longer than all the rest
@@ -26,6 +28,8 @@ PIN_VARIABLE = "SUBLIMATE_POLICY_KEY"
 MANIFEST_NAME = "MANIFEST"
 AT_IMPORT = ("_core.", "policy/", "v1/layer_pb2.")
 DESCRIPTOR = "v1/layer_pb2.py"
+COMMANDS = ("sublimate", "-m")
+"""First words of a command line; -m stands there until the module that is run is found."""
 
 Problem = Literal["changed", "missing", "unknown"]
 
@@ -138,6 +142,19 @@ def check_at_import(folders: Iterable[str]) -> Provenance:
             state = "is missing" if found.problem == "missing" else "is not as it was signed"
             raise _refuse(f"{path} {state}.", who.kind)
     return who
+
+
+def check_or_exit(folders: Iterable[str], arguments: list[str]) -> Provenance:
+    """As check_at_import. In a process of our own (`sublimate`, `python -m sublimate`), whose
+    command line has not come into being to say so, an error is a line and an exit code."""
+    try:
+        return check_at_import(folders)
+    except ImportError as error:
+        code = getattr(error, "exit_code", None)  # of an InvalidSignatureError
+        if code is None or os.path.basename(arguments[0] if arguments else "") not in COMMANDS:
+            raise
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(code)
 
 
 def findings(folders: Iterable[str | Path], files: dict[str, str]) -> list[Finding]:
