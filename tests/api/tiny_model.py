@@ -7,7 +7,8 @@ defines: TINY_TEMPLATE, tiny_metadata, tiny_model, ids, STOP
 from typing import Any
 
 from sublimate.edge.textmodel import TextModel, text_model_from_metadata
-from sublimate.model.tokenizer import TYPE_CONTROL, TYPE_NORMAL, byte_characters
+from sublimate.model.byte_level import byte_characters
+from sublimate.model.vocabulary import TokenType
 
 NAME = "tiny"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -24,7 +25,7 @@ def tiny_metadata(**changes: Any) -> dict[str, Any]:
     """GGUF metadata; changes by key without the leading "tokenizer."."""
     characters = {value: chr(code) for code, value in byte_characters().items()}
     tokens = [*CONTROL, *(characters[value] for value in range(256)), "QQ"]
-    types = [TYPE_CONTROL] * len(CONTROL) + [TYPE_NORMAL] * (len(tokens) - len(CONTROL))
+    types = [TokenType.CONTROL] * len(CONTROL) + [TokenType.NORMAL] * (len(tokens) - len(CONTROL))
     metadata = {
         "general.name": "Tiny Test",
         "tokenizer.ggml.model": "gpt2",

@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 
 from sublimate.model import conversation
 from sublimate.model import tokenizer as module
+from sublimate.model.byte_level import byte_characters
 from sublimate.model.conversation import ConversationTokenizer
+from sublimate.model.pre_tokenizers import PRE_TOKENIZERS, ascii_words
 from sublimate.model.template import CHATML, PLAIN, ChatTemplate, Rendered
-from sublimate.model.tokenizer import (
-    PRE_TOKENIZERS,
-    Tokenizer,
-    ascii_words,
-    byte_characters,
-    tokenizer_from_metadata,
-)
+from sublimate.model.tokenizer import Tokenizer, tokenizer_from_metadata
 from sublimate.model.turns import Turn, said
 from tiny_model import CONTROL, tiny_metadata
 

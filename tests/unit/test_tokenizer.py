@@ -14,10 +14,12 @@ from house import ROOT
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.errors import ModelError
-from sublimate.model import tokenizer as module
+from sublimate.model import vocabulary as module
+from sublimate.model.byte_level import byte_characters
 from sublimate.model.files import locate
+from sublimate.model.pre_tokenizers import PRE_TOKENIZERS
 from sublimate.model.template import ChatTemplate
-from sublimate.model.tokenizer import Tokenizer, byte_characters, tokenizer_from_metadata
+from sublimate.model.tokenizer import Tokenizer, tokenizer_from_metadata
 from sublimate.model.turns import said
 from tiny_model import CONTROL, STOP, ids, tiny_metadata
 
@@ -106,7 +108,7 @@ SPLITS = {
 @pytest.mark.parametrize("name", SPLITS)
 def test_words_of_each_family(name: str) -> None:
     text, words = SPLITS[name]
-    pieces = module.PRE_TOKENIZERS[name].build().pre_tokenize_str(text)
+    pieces = PRE_TOKENIZERS[name].build().pre_tokenize_str(text)
     characters = {chr(code): value for code, value in byte_characters().items()}
     split = [bytes(characters[c] for c in piece).decode() for piece, _ in pieces]
     assert split == words
@@ -126,7 +128,7 @@ def test_qwen2_normalises_and_llama3_takes_whole_words() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"ggml.model": "llama"}, "tokenizer kind 'llama'"),
+        ({"ggml.model": "rwkv"}, "tokenizer kind 'rwkv'"),
         ({"ggml.model": None}, "tokenizer kind None"),
         ({"ggml.pre": "deepseek-llm"}, "pre-tokenizer 'deepseek-llm' is not supported. Supported"),
         ({"ggml.pre": None}, "pre-tokenizer None"),

@@ -95,7 +95,7 @@ def _of_text(server: EdgeServer, asked: TokenizeBody) -> list[int]:
         raise field_error("prompt", "field required")
     tokenizer = server.model.tokenizer
     check_length(Rendered(asked.prompt, ""), tokenizer, server.prompt_tokens_max, is_counted=True)
-    ids = tokenizer.encode_pieces([asked.prompt])[0]
+    ids = tokenizer.encode_pieces(tokenizer.begun([asked.prompt]))[0]
     bos = tokenizer.leading_bos(ids) if asked.add_special_tokens else b""
     return array("i", bos + ids).tolist()
 

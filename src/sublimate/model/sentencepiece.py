@@ -1,0 +1,170 @@
+"""SentencePiece vocabularies: spaces are characters of words, and what no token has is bytes.
+
+Two kinds. The one of Llama 2, Mistral, Gemma and Phi 3 merges neighbours, the best score first
+(BPE; Kudo and Richardson, arXiv 1808.06226, and the library's bpe_model.cc); for us it has a merge
+for each way to make a token of two. The other takes the most probable tokens for a whole text
+(unigram; Kudo, arXiv 1804.10959).
+
+defines: build_merges, build_unigram
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from ..errors import ModelError
+from .library import AddedToken, Backend, Regex, models, normalizers, pre_tokenizers
+from .vocabulary import END_OF_TURN_TEXTS, FileVocabulary, TokenizerParts, TokenType
+
+SPACE = "\u2581"
+"""Stands for a space in a vocabulary."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+BEGINS_BYTE_NAME = "<(?=0x[0-9A-F]{2}>)"
+"""In what somebody typed; cut off from the rest it names no token."""
+CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")
+WORDS = re.compile(r" *[^ ]+| +")
+"""A word has the spaces before it, which may merge with it and each other."""
+NO_TEXT = "\ufdd0"
+"""A code point that is no character."""
+UNKNOWN_ID, BOS_ID, EOS_ID = 0, 1, 2
+"""Of SentencePiece, where a file names no other."""
+
+
+def build_merges(vocabulary: FileVocabulary) -> TokenizerParts:
+    """Raises ModelError that names what is wrong."""
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    unknown = _unknown(vocabulary)
+    model = models.BPE(
+        ids,
+        _merges(vocabulary, ids),
+        unk_token=vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    return _parts(vocabulary, Backend(model), normalizers.Replace(" ", SPACE), WORDS)
+
+
+def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
+    """Raises ModelError that names what is wrong."""
+    scores = vocabulary.scores()
+    lowest = min(scores, default=0.0)
+    # The library looks for every token in a text. Text is only what normal tokens say: others get a
+    # name that no text has behind the first step. Bytes it finds by their names, so these stay.
+    special, _ = _defined(vocabulary)
+    scored: list[tuple[str, float]] = []
+    for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind == TokenType.BYTE:
+            scored.append((token, lowest))
+        elif kind in (TokenType.NORMAL, TokenType.USER_DEFINED) and token not in special:
+            scored.append((token, scores[index]))
+        else:
+            scored.append((f"{NO_TEXT}{index}", lowest))
+    has_bytes = TokenType.BYTE in vocabulary.types
+    backend = Backend(models.Unigram(scored, _unknown(vocabulary), byte_fallback=has_bytes))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(BEGINS_BYTE_NAME), "isolated")
+    steps: list[Any] = [normalizers.Replace(NO_TEXT, "\ufffd")]
+    if table := _character_map(vocabulary):
+        steps.append(_precompiled(table))
+    if vocabulary.flag("remove_extra_whitespaces", default=False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    # What further steps make of a text is not what they make of its words.
+    words = WORDS if len(steps) == 1 else None
+    steps.append(normalizers.Replace(" ", SPACE))
+    return _parts(vocabulary, backend, normalizers.Sequence(steps), words)
+
+
+def _parts(
+    vocabulary: FileVocabulary, backend: Any, normalizer: Any, words: re.Pattern[str] | None
+) -> TokenizerParts:
+    backend.normalizer = normalizer
+    special, texts = _defined(vocabulary)
+    # Found before the merges, in text as people write it.
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in texts])
+    if backend.get_vocab_size(with_added_tokens=True) != len(vocabulary.tokens):
+        raise ModelError("The model file is damaged: a token that its user defined is not there.")
+    crosses = any(CROSSES_WORDS.search(token) for token in vocabulary.tokens)
+    return TokenizerParts(
+        backend=backend,
+        words=None if crosses or any(" " in text for text in texts) else words,
+        token_bytes=[
+            _bytes_of(token, kind)
+            for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        ],
+        special=special,
+        has_prefix=vocabulary.flag("add_space_prefix", default=True),
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        add_bos=True,
+    )
+
+
+def _merges(vocabulary: FileVocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, by its score; of one token, the longer left first.
+
+    Where a file lists its merges, as some do, they are not needed: the scores say the same.
+    """
+    scores, types = vocabulary.scores(), vocabulary.types
+    merging = {token for token in ids if types[ids[token]] in (TokenType.NORMAL, TokenType.UNUSED)}
+    found: list[tuple[float, int, str, str]] = []
+    for token in merging:
+        score = scores[ids[token]]
+        for at in range(1, len(token)):
+            left, right = token[:at], token[at:]
+            if left in merging and right in merging:
+                found.append((-score, -at, left, right))
+    found.sort()
+    return [(left, right) for _, _, left, right in found]
+
+
+def _defined(vocabulary: FileVocabulary) -> tuple[dict[str, int], list[str]]:
+    """Tokens that only a template may write, and those that stand for text whoever writes it: a
+    model's users have defined runs of line ends and tags of HTML as well as marks of turns."""
+    template = vocabulary.metadata.get("tokenizer.chat_template")
+    written = template if isinstance(template, str) else ""
+    special: dict[str, int] = {}
+    texts: list[str] = []
+    for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN) and len(token) > 1:
+            special[token] = index
+        elif kind == TokenType.USER_DEFINED:
+            is_mark = token[:1] + token[-1:] in ("<>", "[]") and len(token) > len("<>")
+            if is_mark and (token in written or token in END_OF_TURN_TEXTS):
+                special[token] = index
+            else:
+                texts.append(token)
+    return special, texts
+
+
+def _unknown(vocabulary: FileVocabulary) -> int:
+    unknown = vocabulary.token_id("unknown", UNKNOWN_ID)
+    if unknown < 0:
+        raise ModelError("The model file is damaged: its vocabulary has no unknown token.")
+    return unknown
+
+
+def _bytes_of(token: str, kind: int) -> bytes:
+    if kind == TokenType.BYTE:
+        if not (match := BYTE_TOKEN.fullmatch(token)):
+            raise ModelError("The model file is damaged: a byte token names no byte.")
+        return bytes.fromhex(match[1])
+    if kind in (TokenType.NORMAL, TokenType.USER_DEFINED):
+        return token.replace(SPACE, " ").encode()
+    return b""
+
+
+def _character_map(vocabulary: FileVocabulary) -> bytes:
+    """The library's table of what it replaces before it looks for tokens; empty: there is none."""
+    values: Any = vocabulary.metadata.get("tokenizer.ggml.precompiled_charsmap", [])
+    try:
+        return bytes(cast(list[int], values))
+    except (TypeError, ValueError):
+        raise ModelError("The model file is damaged: precompiled_charsmap is no bytes.") from None
+
+
+def _precompiled(table: bytes) -> Any:
+    try:
+        return normalizers.Precompiled(table)
+    except Exception:
+        # The library raises plain Exception for a table that it cannot read.
+        raise ModelError("The model file is damaged: precompiled_charsmap.") from None

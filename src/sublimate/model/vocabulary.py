@@ -1,0 +1,137 @@
+"""The vocabulary of a GGUF file, read and checked: what every kind of tokenizer starts from.
+
+defines: TokenType, FileVocabulary, TokenizerParts, read_vocabulary
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, cast
+
+import msgspec
+
+from ..errors import ModelError
+
+TOKENS_MAX = 262_144
+"""As VOCABULARY_MAX of core/limits.h; a test compares them."""
+STOP_TOKENS_MAX = 8
+"""As STOP_TOKENS_MAX of core/limits.h; a test compares them."""
+LISTED_MAX = TOKENS_MAX * 2
+"""Entries of any list that is read; there are more merges than tokens."""
+
+# Control tokens that end a turn wherever a model has them, beside the ones its file names.
+END_OF_TURN_TEXTS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<|end_of_role|>",
+    "<end_of_turn>",
+    "</s>",
+)
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class TokenizerParts(msgspec.Struct, kw_only=True):
+    """What a kind of tokenizer makes of a vocabulary."""
+
+    backend: Any
+    """Of the library. It knows no control token."""
+    words: re.Pattern[str] | None
+    """Finds the words of ASCII text, which no merge leaves; None: it has none."""
+    token_bytes: list[bytes]
+    """(vocabulary) byte string of each token; empty for those that yield no text."""
+    special: dict[str, int]
+    """Text of the tokens that only a template may write -> id."""
+    has_prefix: bool = False
+    """A text between control tokens begins with a space that nobody wrote."""
+    bos_id: int = -1
+    """Where the file names none; -1: it has none."""
+    eos_id: int = -1
+    add_bos: bool = False
+
+
+class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens and their types, and further keys by name."""
+
+    metadata: Mapping[str, Any]
+    tokens: list[str]
+    types: list[int]
+
+    def strings(self, name: str) -> list[str]:
+        """A list of texts under tokenizer.ggml.{name}. Raises ModelError."""
+        return _strings(self.metadata, f"tokenizer.ggml.{name}")
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """A boolean under tokenizer.ggml.{name}."""
+        value = self.metadata.get(f"tokenizer.ggml.{name}")
+        return value if isinstance(value, bool) else default
+
+    def scores(self) -> list[float]:
+        """One of each token. Raises ModelError."""
+        values: Any = self.metadata.get("tokenizer.ggml.scores")
+        if not isinstance(values, list) or len(cast(list[Any], values)) != len(self.tokens):
+            raise ModelError("The model file is damaged: scores does not fit its vocabulary.")
+        if not all(isinstance(value, float) for value in cast(list[Any], values)):
+            raise ModelError("The model file is damaged: scores is not a list of numbers.")
+        return cast(list[float], values)
+
+    def token_id(self, name: str, default: int = -1) -> int:
+        """The id that tokenizer.ggml.{name}_token_id names; -1 if it names none."""
+        token = self.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+        if not isinstance(token, int) or not -1 <= token < len(self.tokens):
+            raise ModelError(
+                f"The model file is damaged: its {name} token is outside the vocabulary."
+            )
+        return token
+
+    def stop_tokens(self, special: Mapping[str, int]) -> tuple[int, ...]:
+        """Those that end an answer."""
+        named = [self.token_id(name) for name in ("eos", "eot", "eom")]
+        known = [special[text] for text in END_OF_TURN_TEXTS if text in special]
+        unique = dict.fromkeys(token for token in (*named, *known) if token >= 0)
+        return tuple(unique)[:STOP_TOKENS_MAX]
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> FileVocabulary:
+    """Raises ModelError that names what is wrong."""
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if len(set(tokens)) != len(tokens):
+        raise ModelError("The model file is damaged: its vocabulary names a token twice.")
+    types = _token_types(metadata, len(tokens))
+    return FileVocabulary(metadata=metadata, tokens=tokens, types=types)
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    values: Any = metadata.get(key)
+    if not isinstance(values, list) or not values:
+        raise ModelError(f"The model file is damaged: it has no list {key}.")
+    listed = cast(list[Any], values)
+    if len(listed) > LISTED_MAX or not all(isinstance(value, str) for value in listed):
+        raise ModelError(f"The model file is damaged: {key} is not a list of texts.")
+    return cast(list[str], listed)
+
+
+def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
+    if count > TOKENS_MAX:
+        raise ModelError(f"The vocabulary has {count} tokens; this server takes {TOKENS_MAX}.")
+    types: Any = metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        return [TokenType.NORMAL.value] * count
+    if not isinstance(types, list) or len(cast(list[Any], types)) != count:
+        raise ModelError("The model file is damaged: token_type does not fit its vocabulary.")
+    return cast(list[int], types)
