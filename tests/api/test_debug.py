@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from sublimate.config import EdgeSettings
 from sublimate.edge import limits
 from sublimate.edge.observe.stories import UNTIL_ENDED, Stories
 from sublimate.edge.observe.timing import STAGES
+from sublimate.keys import KeyLimits, add_key
 from test_errors import check_error
 from test_grpc_calls import CREATE, begun, request
 
@@ -267,12 +269,12 @@ def test_an_unknown_id_is_a_typed_error(shared: Served) -> None:
 class Heard:
     """Follows a server on a thread."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, key: str = "") -> None:
         self.events: list[tuple[str, Any]] = []
         self._connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
         self._connection.connect()
         self._socket = self._connection.sock
-        self._connection.request("GET", "/v1/debug/events")
+        self._connection.request("GET", "/v1/debug/events", headers={"x-api-key": key})
         self._response = self._connection.getresponse()
         self.status = self._response.status
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -330,7 +332,20 @@ def test_followers_are_bounded() -> None:
         refused = served.client.get("/v1/debug/events")
         check_error(refused, 429, f"{limits.FOLLOWERS_MAX} debuggers follow this server already")
         followers.pop().close()
-        wait_until(lambda: served.call(lambda: served.server.stories.has_room))
+        wait_until(lambda: served.call(lambda: not served.server.stories.followers_max(b"")))
+        for heard in followers:
+            heard.close()
+
+
+def test_one_key_leaves_places_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    one, other = (add_key(path, name, KeyLimits()) for name in ("one", "other"))
+    with serve(settings=EdgeSettings(keys_file=str(path), data_dir=str(tmp_path))) as served:
+        followers = [Heard(served, one) for _ in range(limits.FOLLOWERS_PER_KEY_MAX)]
+        refused = served.client.get("/v1/debug/events", headers={"x-api-key": one})
+        check_error(refused, 429, "4 debuggers with this key follow this server already")
+        followers.append(Heard(served, other))
+        assert {heard.status for heard in followers} == {200}
         for heard in followers:
             heard.close()
 

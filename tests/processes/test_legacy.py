@@ -92,7 +92,10 @@ def test_it_sends_a_client_away_and_answers_there(client: httpx.Client, server: 
     assert without_ids(answer.text) == without_ids(direct.text), "the same bytes, two ways"
     for told in (reply, answer):
         assert told.headers["sunset"].endswith("GMT") and told.headers["deprecation"][0] == "@"
-        assert 'rel="deprecation"' in told.headers["link"]
+        link, _, relation = told.headers["link"].partition(">; ")
+        assert relation == 'rel="deprecation"'
+        page = client.get(httpx.URL(server.url).join(link.removeprefix("<")))
+        assert page.status_code == 200 and "POST the same body to /v1/messages" in page.text
     assert "sunset" not in direct.headers, "what stays is not going away"
 
 
@@ -169,6 +172,7 @@ def test_without_its_broker_it_says_so_and_the_server_goes_on(command: list[str]
         wait_until(lambda: client.post(address, json=body()).status_code == 503)
         reply = client.post(NEGOTIATE, json={"model": "default"})
         assert reply.status_code == 503 and "broker" in reply.json()["error"]["message"]
+        wait_until(lambda: "scheduler of the old layer has ended" in "".join(running.errors))
         assert client.post("/v1/messages", json=body()).status_code == 200
 
 

@@ -120,6 +120,15 @@ def test_a_request_has_one_length() -> None:
     assert decide(Request(prompt_tokens=2**40)).reason == "too_long"
 
 
+@pytest.mark.parametrize(
+    "name", ["prompt_tokens", "prompt_characters", "output_tokens_max", "system_characters"]
+)
+def test_a_count_is_not_below_0(name: str) -> None:
+    length = {} if name.startswith("prompt") else {"prompt_tokens": 1}
+    with pytest.raises(ValueError, match=f"{name} is a count"):
+        decide(Request(**{name: -1}, **length))
+
+
 def test_borders_of_messages() -> None:
     assert message_borders([3, 4, 5]) == (Border(3, "message"), Border(7, "message"))
     assert message_borders([3]) == ()

@@ -61,7 +61,7 @@ def test_what_is_no_reply_is_refused(wrong: bytes) -> None:
     [
         records.Negotiate(b"c", "1", "m"),
         records.Job(b"c", "1", "l", [("accept", "*/*")], b"\xff{}"),
-        records.Cancel("1"),
+        records.Cancel(b"c", "1"),
     ],
 )
 def test_questions_pass_as_they_are(said: records.Question) -> None:
@@ -80,7 +80,7 @@ def test_it_adds_its_path_to_all_that_the_edge_has() -> None:
     from sublimate.legacy.gateway import ROUTES as MORE
 
     routes = ROUTES.with_paths(MORE)
-    assert routes.table.keys() - ROUTES.table.keys() == {NEGOTIATE_PATH}
+    assert routes.table.keys() - ROUTES.table.keys() == {NEGOTIATE_PATH, records.MIGRATION_PATH}
     assert routes.calls.keys() == ROUTES.calls.keys() and routes.replay_safe == ROUTES.replay_safe
     assert routes.sinks == ROUTES.sinks and routes.begin == ROUTES.begin
     assert routes.error_shape("/v1/chat/x") is ROUTES.error_shape("/v1/chat/x")
@@ -96,7 +96,7 @@ class Published:
         self.said: list[records.Answer] = []
 
     def send(self, command: bytes, channel: bytes, data: bytes) -> None:
-        assert (command, channel) == (b"PUBLISH", b"here")
+        assert command == b"PUBLISH" and channel in (b"here", b"there")
         self.said.append(records.answer(data))
 
 
@@ -210,15 +210,30 @@ async def test_cancels_reach_what_waits_and_what_runs() -> None:
     for number in range(RUNNING_MAX + 1):
         scheduler.take(job(granted(scheduler, published), str(number)), 0.0)
     await settle()
-    scheduler.take(records.Cancel(str(RUNNING_MAX)), 0.0)
-    scheduler.take(records.Cancel("0"), 0.0)
-    scheduler.take(records.Cancel("unknown"), 0.0)
+    scheduler.take(records.Cancel(b"here", str(RUNNING_MAX)), 0.0)
+    scheduler.take(records.Cancel(b"here", "0"), 0.0)
+    scheduler.take(records.Cancel(b"here", "unknown"), 0.0)
+    scheduler.take(records.Cancel(b"there", "1"), 0.0)
     await settle()
     assert executor.connections[0].cancelled and len(executor.connections) == RUNNING_MAX
+    assert not executor.connections[1].cancelled, "another asks with the same number"
     scheduler.take(job(granted(scheduler, published), "early"), 0.0)
-    scheduler.take(records.Cancel("early"), 0.0)
+    scheduler.take(records.Cancel(b"here", "early"), 0.0)
     await settle()
     assert not any(said for said in published.said), "nobody waits for an answer"
+
+
+async def test_who_asks_counts_for_itself() -> None:
+    """Two model addresses both have a first job."""
+    scheduler, published, executor = made()
+    for reply_to in (b"here", b"there"):
+        lease = granted(scheduler, published)
+        scheduler.take(records.Job(reply_to, "1", lease, [], b"{}"), 0.0)
+    await settle()
+    first, second = executor.connections
+    second.answer()
+    scheduler.take(records.Cancel(b"here", "1"), 0.0)
+    assert first.cancelled and published.said[-1] == records.Piece("1", b"", True)
 
 
 async def test_an_executor_that_is_gone_breaks_the_answer_and_not_the_scheduler() -> None:

@@ -27,7 +27,7 @@ from sublimate.errors import ConfigError, PeerError
 from sublimate.model.files import fetch
 from sublimate.policy import manifest
 from sublimate.rollout.metrics import MIGRATIONS, NEW_HERE, new_name
-from sublimate.rollout.quic import check_quic
+from sublimate.rollout.quic import check_quic, parse_target
 from sublimate.rollout.rehearse import Rehearsal, rehearse
 from sublimate.rollout.rules import RULES
 from sublimate.rollout.scan import scan_tree
@@ -301,7 +301,45 @@ def test_a_server_that_is_there_is_told_with_its_ways(h3: tuple[int, Path]) -> N
 def test_a_certificate_that_is_not_trusted_is_told(h3: tuple[int, Path]) -> None:
     found = check_quic("localhost", h3[0], timeout_seconds=10)
     assert not found.reachable and "handshake failed" in found.why
+    assert "--certificate FILE" in found.why
     assert check_quic("localhost", h3[0], insecure=True, timeout_seconds=10).reachable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("llm.example", ("llm.example", 8443)),
+        ("llm.example:443", ("llm.example", 443)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]", ("::1", 8443)),
+        ("[::1]:9000", ("::1", 9000)),
+        ("2001:db8::7", ("2001:db8::7", 8443)),
+        ("https://llm.example", ("llm.example", 8443)),
+        ("https://[::1]:7/v1/messages?x=1", ("::1", 7)),
+        (" llm.example:443 ", ("llm.example", 443)),
+    ],
+)
+def test_a_host_may_be_named_in_many_ways(text: str, expected: tuple[str, int]) -> None:
+    assert parse_target(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no HOST"),
+        (":8443", "is no HOST"),
+        ("llm.example:many", "is no HOST.*many"),
+        ("llm.example:0", "is no HOST"),
+        ("llm.example:70000", "is no HOST.*range"),
+        ("[::1", "is no HOST"),
+        ("1:2:3", "is no HOST"),
+        ("two words", "is no HOST"),
+        ("http://llm.example", "by https, not by http"),
+    ],
+)
+def test_what_is_no_host_is_told(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_target(text)
 
 
 def test_where_nothing_answers_it_says_what_that_may_be() -> None:

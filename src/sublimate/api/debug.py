@@ -64,8 +64,9 @@ def follow(server: EdgeServer, exchange: Exchange) -> None:
     """Server-sent events, until the client goes: `server` once, then `request` (submitted), `loop`
     (what the loop has decided, some records at a time), `story` (a request has ended) and `missed`
     (records that came too fast to be read). Raises ApiError (429)."""
-    if not server.stories.has_room:
-        raise ApiError("too_many_followers", maximum=limits.FOLLOWERS_MAX)
+    if most := server.stories.followers_max(exchange.tenant_key):
+        whose = " with this key" if most < limits.FOLLOWERS_MAX else ""
+        raise ApiError("too_many_followers", maximum=most, whose=whose)
     engine = server.engine
     about = {
         "version": server.version,

@@ -20,7 +20,6 @@ from . import options as flags
 from .output import errors, out, print_plain, run_guarded
 
 PROBLEM = 1
-DEFAULT_QUIC_PORT = 8443
 
 rollout_app = typer.Typer(help="Move to this server, and back.", no_args_is_help=True)
 
@@ -57,7 +56,7 @@ def scan(
 
 @rollout_app.command()
 def quic(
-    host: Annotated[str, typer.Argument(help="HOST or HOST:PORT of the server.")],
+    host: Annotated[str, typer.Argument(help="HOST, HOST:PORT or URL of the server.")],
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file to trust in place of the system's.")
     ] = None,
@@ -68,12 +67,12 @@ def quic(
     """Check whether HTTP/3 gets through from here: handshake, version, path, 0-RTT."""
 
     def action() -> int:
-        from ..rollout.quic import check_quic
+        from ..rollout.quic import check_quic, parse_target
 
-        name, _, port = host.rpartition(":") if ":" in host else (host, "", "")
+        name, port = parse_target(host)
         found = check_quic(
-            name.strip("[]") or host,
-            int(port) if port.isdigit() else DEFAULT_QUIC_PORT,
+            name,
+            port,
             certificate=certificate,
             insecure=insecure,
             timeout_seconds=timeout,

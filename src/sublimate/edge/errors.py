@@ -231,7 +231,7 @@ TABLE: dict[str, ErrorKind] = {
     "too_many_followers": ErrorKind(
         429,
         "rate_limit_error",
-        "{maximum} debuggers follow this server already. End one of them first.",
+        "{maximum} debuggers{whose} follow this server already. End one of them first.",
     ),
     "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
     "response_not_found": ErrorKind(

@@ -56,6 +56,8 @@ STORY_RECORDS_BYTES_MAX = 16 * MIB
 """Of all of them; the oldest lose theirs first."""
 FOLLOWERS_MAX = 8
 """Debuggers that follow at once: each is sent all that happens."""
+FOLLOWERS_PER_KEY_MAX = 4
+"""Of one API key, so that it leaves places to others."""
 FOLLOW_SECONDS = 2.0
 """How long the loop goes on tracing for an edge that says no more."""
 TRACE_READ_SECONDS = 0.1

@@ -3,7 +3,7 @@
 One endpoint of the edge, with its access rules. A prompt does not pass here: it goes once, to the
 address that this names.
 
-defines: NEGOTIATE_PATH, NegotiateBody, Gateway, negotiate, ROUTES
+defines: NEGOTIATE_PATH, NegotiateBody, Gateway, negotiate, tell_migration, ROUTES
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..edge.app import EdgeServer
 
 NEGOTIATE_PATH = "/v1/layer/negotiate"
-FOUND = 302
+OK, FOUND = 200, 302
 ANSWER_SECONDS = 5.0
 CHANNEL_BYTES = 8
 
@@ -124,4 +124,14 @@ async def negotiate(server: EdgeServer, exchange: Exchange) -> None:
     exchange.send_json(FOUND, msgspec.json.encode(said), headers)
 
 
-ROUTES: dict[str, Methods] = {NEGOTIATE_PATH: {"POST": negotiate}}
+def tell_migration(server: EdgeServer, exchange: Exchange) -> None:
+    """What the Link of each answer leads to."""
+    del server
+    text = records.MIGRATION.format(sunset=records.SUNSET_AT)
+    exchange.send(OK, [("content-type", "text/plain; charset=utf-8")], text.encode())
+
+
+ROUTES: dict[str, Methods] = {
+    NEGOTIATE_PATH: {"POST": negotiate},
+    records.MIGRATION_PATH: {"GET": tell_migration},
+}

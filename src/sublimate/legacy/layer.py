@@ -8,10 +8,12 @@ defines: legacy_layer, EDGE_MODULE
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 
 import msgspec
@@ -22,9 +24,21 @@ from ..errors import ConfigError
 from .broker import own_broker
 from .records import ADDRESS_VARIABLE, Address
 
+LOG = logging.getLogger("sublimate.legacy")
 EDGE_MODULE = "sublimate.legacy"
 PROCESSES = ("sublimate.legacy.scheduler", "sublimate.legacy.model_address")
 STOP_SECONDS = 5.0
+
+
+def _watch(module: str, child: subprocess.Popen[bytes], ending: threading.Event) -> None:
+    """Tell in the log that a part has ended which should not have. It is not begun again."""
+    status = child.wait()
+    if not ending.is_set():
+        LOG.error(
+            "%s of the old layer has ended with exit code %d: its requests get a 503.",
+            module.rpartition(".")[2],
+            status,
+        )
 
 
 @contextlib.contextmanager
@@ -55,6 +69,7 @@ def legacy_layer(
         )
         os.environ[ADDRESS_VARIABLE] = msgspec.json.encode(address).decode()
         children: list[subprocess.Popen[bytes]] = []
+        ending = threading.Event()
         try:
             environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
             for module in PROCESSES:
@@ -67,8 +82,10 @@ def legacy_layer(
                     env=environment,
                 )
                 children.append(child)
+                threading.Thread(target=_watch, args=(module, child, ending), daemon=True).start()
             yield
         finally:
+            ending.set()
             del os.environ[ADDRESS_VARIABLE]
             for child in children:
                 child.terminate()

@@ -64,7 +64,9 @@ class ModelAddress:
     draining = False
     takes_gzip = False
 
-    def __init__(self, http_limits: HttpLimits) -> None:
+    def __init__(self, http_limits: HttpLimits, gateway: str = "") -> None:
+        """gateway: its scheme, host and port."""
+        self._gateway = gateway
         self.limits = http_limits
         self._cap = http_limits.connection_cap()
         self._connections: set[Connection] = set()
@@ -99,7 +101,7 @@ class ModelAddress:
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """Who has a lease was let in by the gateway; the executor looks at the key again."""
-        exchange.standing_headers += records.sunset_headers()
+        exchange.standing_headers += records.sunset_headers(self._gateway)
         request = exchange.request
         if request.path != PATH:
             return ApiError("not_found")
@@ -130,7 +132,7 @@ class ModelAddress:
 
     def _cancel(self, ask: str) -> None:
         if self._open.pop(ask, None) is not None and self._commands is not None:
-            cancel = records.encode(records.Cancel(ask))
+            cancel = records.encode(records.Cancel(self._channel, ask))
             self._commands.send(b"RPUSH", records.QUESTIONS, cancel)
 
     def _hear(self, data: bytes) -> None:
@@ -191,7 +193,8 @@ def _lease(exchange: Exchange) -> str:
 
 async def _serve(address: records.Address) -> None:
     """Until it is ended. Raises ConfigError, ConnectionError."""
-    model_address = ModelAddress(limits_from_environment(os.environ))
+    gateway = f"http://{address.executor_host}:{address.executor_port}"
+    model_address = ModelAddress(limits_from_environment(os.environ), gateway)
     await model_address.connect(address.broker_port, address.broker_password)
     loop = asyncio.get_running_loop()
     sock = socket.socket(fileno=address.model_socket)

@@ -4,7 +4,8 @@ Questions wait in one list, QUESTIONS, until the scheduler takes them. Answers a
 channel that the question names: one per asking process, subscribed to once.
 
 defines: Negotiate, Job, Cancel, Question, Granted, Refused, Head, Piece, Broken, Answer, QUESTIONS,
-         encode, question, answer, sunset_headers, Address, ADDRESS_VARIABLE, address
+         encode, question, answer, MIGRATION_PATH, MIGRATION, sunset_headers, Address,
+         ADDRESS_VARIABLE, address
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ ADDRESS_VARIABLE = "SUBLIMATE_LEGACY_ADDRESS"
 # RFC 9745 (when it became deprecated), RFC 8594 (when it will be gone), and where to read on.
 DEPRECATED_AT = "@1790812800"
 SUNSET_AT = "Thu, 01 Apr 2027 00:00:00 GMT"
-MIGRATION = "/docs/rollout"
+MIGRATION_PATH = "/v1/layer/migration"
+MIGRATION = """\
+The layer that sends requests away is deprecated and goes on {sunset}.
+What it does is not needed here: POST the same body to /v1/messages of the address that
+/v1/layer/negotiate is asked at, and the answer comes from there, on the connection that is open.
+Leave out the call of /v1/layer/negotiate, the lease and the second address; keys, headers, events
+and errors stay. `sublimate rollout scan PATH` finds the places in your sources.
+"""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +58,7 @@ class Job(_Record, frozen=True, tag="j"):
 class Cancel(_Record, frozen=True, tag="c"):
     """The client has left. No answer."""
 
+    reply_to: bytes
     ask: str
 
 
@@ -126,10 +135,11 @@ def address() -> Address:
     return msgspec.json.decode(text, type=Address)
 
 
-def sunset_headers() -> list[tuple[str, str]]:
-    """Of every answer that comes through the layer."""
+def sunset_headers(origin: str = "") -> list[tuple[str, str]]:
+    """Of every answer that comes through the layer. origin: scheme, host and port of the gateway,
+    where the answer is another's."""
     return [
         ("deprecation", DEPRECATED_AT),
         ("sunset", SUNSET_AT),
-        ("link", f'<{MIGRATION}>; rel="deprecation"'),
+        ("link", f'<{origin}{MIGRATION_PATH}>; rel="deprecation"'),
     ]

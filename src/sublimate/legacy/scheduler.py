@@ -26,6 +26,8 @@ from .executor import Executor, ExecutorConnection
 RUNNING_MAX = _core.LIMITS["SEQUENCES_MAX"]
 LEASE_SECONDS = 30
 LEASE_BYTES = 16
+Key = tuple[bytes, str]
+"""Of a job: who asks counts for itself, and others ask too."""
 
 
 class Scheduler:
@@ -37,7 +39,7 @@ class Scheduler:
         self._leases: dict[str, float] = {}
         """Lease -> until when; in the order in which they were given."""
         self._waiting: deque[records.Job] = deque()
-        self._running: dict[str, ExecutorConnection | None] = {}
+        self._running: dict[Key, ExecutorConnection | None] = {}
         """Job -> its connection, None while that is made."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -48,7 +50,7 @@ class Scheduler:
             case records.Job():
                 self._admit(question, now_seconds)
             case records.Cancel():
-                self._cancel(question.ask)
+                self._cancel(_key(question))
 
     def _negotiate(self, question: records.Negotiate, now_seconds: float) -> None:
         while self._leases and next(iter(self._leases.values())) <= now_seconds:
@@ -67,9 +69,9 @@ class Scheduler:
         self._waiting.append(job)
         self._run_next()
 
-    def _cancel(self, ask: str) -> None:
-        self._waiting = deque(job for job in self._waiting if job.ask != ask)
-        connection = self._running.pop(ask, None)
+    def _cancel(self, key: Key) -> None:
+        self._waiting = deque(job for job in self._waiting if _key(job) != key)
+        connection = self._running.pop(key, None)
         if connection is not None:
             connection.cancel()
         self._run_next()
@@ -77,14 +79,16 @@ class Scheduler:
     def _run_next(self) -> None:
         while self._waiting and len(self._running) < RUNNING_MAX:
             job = self._waiting.popleft()
-            self._running[job.ask] = None
+            self._running[_key(job)] = None
             task = asyncio.get_running_loop().create_task(self._run(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, job: records.Job) -> None:
+        key = _key(job)
+
         def end() -> None:
-            self._running.pop(job.ask, None)
+            self._running.pop(key, None)
             self._run_next()
 
         def heard_head(status: int, headers: list[tuple[str, str]]) -> None:
@@ -105,15 +109,19 @@ class Scheduler:
         except (OSError, ValueError):
             broken()
             return
-        if job.ask not in self._running:
+        if key not in self._running:
             return  # cancelled meanwhile
-        if self._running[job.ask] is not None:
+        if self._running[key] is not None:
             raise RuntimeError("a job is computed once")
-        self._running[job.ask] = connection
+        self._running[key] = connection
         connection.begin(request, heard_head, heard_piece, broken)
 
     def _say(self, channel: bytes, answer: records.Answer) -> None:
         self._publish.send(b"PUBLISH", channel, records.encode(answer))
+
+
+def _key(question: records.Job | records.Cancel) -> Key:
+    return question.reply_to, question.ask
 
 
 async def _schedule(address: records.Address) -> None:

@@ -40,7 +40,8 @@ class Border(NamedTuple):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be decided about. Raises ValueError unless it has one length of the prompt."""
+    """What is to be decided about. Raises ValueError unless it has one length of the prompt, and
+    for a count below 0."""
 
     prompt_tokens: int | None = None
     prompt_characters: int | None = None
@@ -58,6 +59,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.prompt_tokens is None) == (self.prompt_characters is None):
             raise ValueError("give either prompt_tokens or prompt_characters")
+        counts = {
+            "prompt_tokens": self.prompt_tokens or 0,
+            "prompt_characters": self.prompt_characters or 0,
+            "output_tokens_max": self.output_tokens_max,
+            "system_characters": self.system_characters,
+        }
+        if wrong := [name for name, count in counts.items() if count < 0]:
+            raise ValueError(f"{wrong[0]} is a count, and less than 0")
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Two connections by aioquic: the first makes a handshake and is given a ticket, the second sends its
 request with the first flight. What a network in between does to UDP is found out by waiting.
 
-defines: QuicCheck, check_quic
+defines: QuicCheck, parse_target, check_quic
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import ssl
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from ..errors import ConfigError, PeerError
 
 PATH = "/.well-known/sublimate"
+DEFAULT_PORT = 8443
 TICKET_SECONDS = 1.0
 DATAGRAM_BYTES_MAX = 65536
 MS_PER_S = 1e3
+TRUST = "A certificate that the system does not trust is named by --certificate FILE."
 VERSIONS = {0x00000001: "1 (RFC 9000)", 0x6B3343CF: "2 (RFC 9369)"}
 
 
@@ -69,6 +72,25 @@ class _Visit(msgspec.Struct):
     version: int = 0
     cipher: str = ""
     ended: str = ""
+
+
+def parse_target(text: str) -> tuple[str, int]:
+    """Host and port of HOST, HOST:PORT, an IPv6 address with or without brackets, or an https URL.
+    Raises ConfigError that says what is wrong."""
+    given = text.strip()
+    if "://" not in given:
+        is_bare = given.count(":") > 1 and not given.startswith("[")
+        given = f"https://[{given}]" if is_bare else f"https://{given}"
+    try:
+        parts = urlsplit(given)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no HOST, HOST:PORT or URL: {error}.") from None
+    if parts.scheme != "https":
+        raise ConfigError(f"{text!r}: HTTP/3 is asked by https, not by {parts.scheme}.")
+    if not host or port == 0 or any(character.isspace() for character in host):
+        raise ConfigError(f"{text!r} is no HOST, HOST:PORT or URL.")
+    return host, DEFAULT_PORT if port is None else port
 
 
 def check_quic(
@@ -155,7 +177,8 @@ class _Checker:
 
     def _reason(self, visit: _Visit) -> str:
         if visit.ended:
-            return f"The handshake failed: {visit.ended}"
+            help = "" if self._certificate or self._insecure else " " + TRUST
+            return f"The handshake failed: {visit.ended}.{help}"
         return (
             f"Nothing came back by UDP within {self._timeout_seconds:g} s: nobody listens there "
             "(`sublimate serve --tls` does), or a firewall drops UDP. Clients fall back to TCP."

@@ -19,6 +19,7 @@ import msgspec
 
 from ..._core import LIMITS
 from .. import limits
+from ..quota import NOBODY
 from .timing import NS_PER_SECOND, STAGES, Timing
 from .trace import PART, READ_MAX, RECORD_BYTES, STEP, EngineTrace, head_of, is_record
 
@@ -282,13 +283,16 @@ class Stories:
     def has_followers(self) -> bool:
         return bool(self._followers)
 
-    @property
-    def has_room(self) -> bool:
-        return len(self._followers) < limits.FOLLOWERS_MAX
+    def followers_max(self, owner: bytes) -> int:
+        """0 while another of this owner may follow; else the bound that is reached."""
+        of_owner = sum(follower.owner == owner for follower in self._followers)
+        if owner != NOBODY.key and of_owner >= limits.FOLLOWERS_PER_KEY_MAX:
+            return limits.FOLLOWERS_PER_KEY_MAX
+        return limits.FOLLOWERS_MAX if len(self._followers) >= limits.FOLLOWERS_MAX else 0
 
     def follow(self, follower: Follower) -> None:
         """Tell it all from now on, until `leave`. Raises ValueError without room for it."""
-        if not self.has_room:
+        if self.followers_max(follower.owner):
             raise ValueError("too many followers")
         self.collect()
         self._followers.append(follower)
