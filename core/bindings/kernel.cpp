@@ -12,6 +12,7 @@
 #include "../bpf/maps.h"
 #include "../bpf/system_call.h"
 #include "../check.h"
+#include "../limits.h"
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -116,12 +117,13 @@ nb::dict connection_fds(int64_t entries, bool packets) {
     FD(connections);
     FD(digests);
     FD(touches);
+    FD(cache);
     FD(sent);
     FD(received);
     FD(packet_in);
     FD(packet_out);
 #undef FD
-    static_assert(sizeof fds == 7 * sizeof(int), "a descriptor is missing here");
+    static_assert(sizeof fds == 8 * sizeof(int), "a descriptor is missing here");
     return named;
 }
 
@@ -131,6 +133,41 @@ nb::tuple program_statistics(int program) {
     told(bpf_program_statistics(program, &run_ns, &runs));
     return nb::make_tuple(run_ns, runs);
 }
+
+// All of them on this machine that this process may see.
+nb::list kernel_objects(bool programs) {
+    nb::list objects;
+    uint32_t id = 0;
+    for (;;) {
+        CHECK(nb::len(objects) <= id); // ids grow
+        int next = bpf_next_object(programs, &id);
+        if (next == -ENOENT) return objects;
+        told(next);
+        int fd = bpf_open_object(programs, id);
+        if (fd == -ENOENT) continue; // gone meanwhile
+        told(fd);
+        struct bpf_object_info info = {};
+        int error = bpf_describe_object(programs, fd, &info);
+        if (error < 0) close(fd);
+        told(error);
+        objects.append(nb::make_tuple(fd, info.id, info.name, info.btf));
+    }
+}
+
+// Python packs these (kernel/keys.py, connections.py, steering.py).
+static_assert(sizeof(ConnectionKey) == 40 && offsetof(ConnectionKey, local) == 4);
+static_assert(offsetof(ConnectionKey, remote) == 20 && offsetof(ConnectionKey, local_port) == 36);
+static_assert(sizeof(SteeringGroup) == 12 && offsetof(SteeringGroup, port) == 8);
+static_assert(offsetof(ConnectionDigests, digests) == 8);
+static_assert(sizeof(ConnectionDigests) == 8 + CONNECTION_BLOCKS * BLOCK_DIGEST_BYTES);
+static_assert(QUIC_CONNECTION_ID_BYTES <= ADDRESS_BYTES, "it stands where an address would");
+// What is read by mmap is one page of any machine.
+static_assert(int{CACHE_ROWS} * int{CACHE_ROW_WORDS} * sizeof(uint64_t) <= 4096);
+static_assert(CONNECTION_COUNTERS * sizeof(uint64_t) <= 4096);
+static_assert(STEERING_COUNTERS * sizeof(uint64_t) <= 4096);
+static_assert(CACHE_FOUND_TOKENS < CACHE_ROW_WORDS);
+static_assert(CACHE_ROWS >= limits::EDGES_MAX, "each edge has a row of counters");
+static_assert(STEERING_WORKERS_MAX >= limits::EDGES_MAX, "each edge has a socket of each port");
 
 nb::dict kernel_limits() {
     nb::dict limits;
@@ -144,9 +181,9 @@ nb::dict kernel_limits() {
     LIMIT(CONNECTION_COUNTERS);
     LIMIT(BLOCK_DIGEST_BYTES);
     LIMIT(QUIC_CONNECTION_ID_BYTES);
+    LIMIT(CACHE_ROWS);
+    LIMIT(CACHE_ROW_WORDS);
 #undef LIMIT
-    static_assert(sizeof(ConnectionKey) == 40 && sizeof(SteeringGroup) == 12);
-    static_assert(sizeof(ConnectionDigests) == 8 + CONNECTION_BLOCKS * BLOCK_DIGEST_BYTES);
     return limits;
 }
 
@@ -180,6 +217,8 @@ void bind_kernel(nb::module_& m) {
         },
         "program"_a, "cgroup"_a, "egress"_a);
     m.def("program_statistics", &program_statistics, "program"_a);
+    m.def("kernel_objects", &kernel_objects, "programs"_a);
+    m.def("enable_statistics", [] { return told(bpf_enable_statistics()); });
 }
 
 } // namespace sublimate

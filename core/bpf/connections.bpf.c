@@ -55,6 +55,15 @@ struct {
     __type(value, __u64);
 } touches SEC(".maps");
 
+// Counters of the edges, for all of them to read: a row each. No program looks at it.
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, CACHE_ROWS* CACHE_ROW_WORDS);
+    __type(key, __u32);
+    __type(value, __u64);
+} cache SEC(".maps");
+
 static __always_inline void touch(const struct ConnectionKey* key, __u32 hook) {
     __u64* last_ns = bpf_map_lookup_elem(&connections, key);
     if (!last_ns) return;
@@ -107,13 +116,13 @@ static __always_inline void touch_socket(struct sock* sk, __u32 hook) {
 }
 
 SEC("tp_btf/sock_send_length")
-int BPF_PROG(sent, struct sock* sk, int length, int flags) {
+int BPF_PROG(sublimate_sent, struct sock* sk, int length, int flags) {
     touch_socket(sk, TOUCHED_BY_SEND);
     return 0;
 }
 
 SEC("tp_btf/sock_recv_length")
-int BPF_PROG(received, struct sock* sk, int length, int flags) {
+int BPF_PROG(sublimate_got, struct sock* sk, int length, int flags) {
     touch_socket(sk, TOUCHED_BY_RECEIVE);
     return 0;
 }
@@ -139,7 +148,7 @@ static __always_inline void touch_socket(struct __sk_buff* packet, __u32 hook) {
 }
 
 SEC("cgroup_skb/egress")
-int packet_out(struct __sk_buff* packet) {
+int sublimate_out(struct __sk_buff* packet) {
     touch_socket(packet, TOUCHED_BY_EGRESS);
     return 1;
 }
@@ -167,7 +176,7 @@ static __always_inline void touch_quic(struct __sk_buff* packet) {
 }
 
 SEC("cgroup_skb/ingress")
-int packet_in(struct __sk_buff* packet) {
+int sublimate_in(struct __sk_buff* packet) {
 #ifdef SUBLIMATE_PACKETS
     touch_socket(packet, TOUCHED_BY_INGRESS);
 #endif

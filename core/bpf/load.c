@@ -20,7 +20,7 @@ int load_steering(uint32_t entries, struct SteeringFds* fds) {
     int error = steering__load(skeleton);
     if (!error)
         *fds = (struct SteeringFds){
-            .program = taken(&skeleton->progs.steer.prog_fd),
+            .program = taken(&skeleton->progs.sublimate_steer.prog_fd),
             .sockets = taken(&skeleton->maps.sockets.map_fd),
             .groups = taken(&skeleton->maps.groups.map_fd),
             .addresses = taken(&skeleton->maps.addresses.map_fd),
@@ -42,9 +42,10 @@ static int load_tracepoints(uint32_t entries, struct ConnectionFds* fds) {
             .connections = taken(&skeleton->maps.connections.map_fd),
             .digests = taken(&skeleton->maps.digests.map_fd),
             .touches = taken(&skeleton->maps.touches.map_fd),
-            .sent = taken(&skeleton->progs.sent.prog_fd),
-            .received = taken(&skeleton->progs.received.prog_fd),
-            .packet_in = taken(&skeleton->progs.packet_in.prog_fd),
+            .cache = taken(&skeleton->maps.cache.map_fd),
+            .sent = taken(&skeleton->progs.sublimate_sent.prog_fd),
+            .received = taken(&skeleton->progs.sublimate_got.prog_fd),
+            .packet_in = taken(&skeleton->progs.sublimate_in.prog_fd),
             .packet_out = -1,
         };
     connections__destroy(skeleton);
@@ -62,10 +63,11 @@ static int load_packets(uint32_t entries, struct ConnectionFds* fds) {
             .connections = taken(&skeleton->maps.connections.map_fd),
             .digests = taken(&skeleton->maps.digests.map_fd),
             .touches = taken(&skeleton->maps.touches.map_fd),
+            .cache = taken(&skeleton->maps.cache.map_fd),
             .sent = -1,
             .received = -1,
-            .packet_in = taken(&skeleton->progs.packet_in.prog_fd),
-            .packet_out = taken(&skeleton->progs.packet_out.prog_fd),
+            .packet_in = taken(&skeleton->progs.sublimate_in.prog_fd),
+            .packet_out = taken(&skeleton->progs.sublimate_out.prog_fd),
         };
     packets__destroy(skeleton);
     return error;

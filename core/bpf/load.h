@@ -19,7 +19,7 @@ struct SteeringFds {
 
 // Of the programs those that this form of it has; else -1.
 struct ConnectionFds {
-    int connections, digests, touches;
+    int connections, digests, touches, cache;
     int sent, received, packet_in, packet_out;
 };
 

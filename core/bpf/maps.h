@@ -2,7 +2,7 @@
 // bounds. Plain C, since the compiler for the kernel reads it too.
 //
 // defines: bounds, SteeringGroup, SteeringCounter, ConnectionKey, ConnectionDigests,
-//          ConnectionCounter
+//          ConnectionCounter, CacheCounter
 #ifndef SUBLIMATE_BPF_MAPS_H
 #define SUBLIMATE_BPF_MAPS_H
 
@@ -17,6 +17,7 @@ enum {
     BLOCK_DIGEST_BYTES = 32,      // keyed, so that it tells nothing of the prompt
     ADDRESS_BYTES = 16,           // IPv6, or IPv4 mapped into it
     QUIC_CONNECTION_ID_BYTES = 8, // what is looked at of a connection id
+    CACHE_ROWS = 64,              // of counters: one per edge, which writes it
 };
 
 // The group that a socket belongs to; numbers in the machine's byte order.
@@ -61,6 +62,18 @@ enum ConnectionCounter {
     TOUCHED_BY_EGRESS,
     TOUCHED_BY_INGRESS,
     CONNECTION_COUNTERS,
+};
+
+// What an edge counts in its row of the map `cache`, which every edge reads.
+enum CacheCounter {
+    CACHE_LOOKUPS,
+    CACHE_HITS,
+    CACHE_INSERTS,
+    CACHE_REMOVES,
+    CACHE_EVICTIONS,
+    CACHE_EXPECTED_TOKENS, // of prompts, those whose blocks were remembered
+    CACHE_FOUND_TOKENS,    // of these, the ones that the engine had still
+    CACHE_ROW_WORDS = 8,
 };
 
 #endif

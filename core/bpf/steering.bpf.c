@@ -92,7 +92,7 @@ static __always_inline __u32* by_address(struct sk_reuseport_md* packet) {
 }
 
 SEC("sk_reuseport")
-int steer(struct sk_reuseport_md* packet) {
+int sublimate_steer(struct sk_reuseport_md* packet) {
     struct SteeringGroup group = {
         .family = packet->sk->family,
         .protocol = packet->ip_protocol,

@@ -4,7 +4,8 @@
 //
 // defines: bpf_call, bpf_create_array, bpf_load_loader, bpf_run_loader, bpf_open_tracepoint,
 //          bpf_link_cgroup, bpf_lookup_element, bpf_update_element, bpf_delete_element,
-//          bpf_lookup_batch, bpf_program_statistics
+//          bpf_lookup_batch, bpf_program_statistics, bpf_enable_statistics, bpf_next_object,
+//          bpf_open_object, bpf_describe_object
 #ifndef SUBLIMATE_BPF_SYSTEM_CALL_H
 #define SUBLIMATE_BPF_SYSTEM_CALL_H
 
@@ -23,10 +24,15 @@ enum {
     SUBLIMATE_MAP_DELETE = 3,
     SUBLIMATE_PROGRAM_LOAD = 5,
     SUBLIMATE_PROGRAM_RUN = 10,
+    SUBLIMATE_PROGRAM_NEXT = 11,
+    SUBLIMATE_MAP_NEXT = 12,
+    SUBLIMATE_PROGRAM_OPEN = 13,
+    SUBLIMATE_MAP_OPEN = 14,
     SUBLIMATE_OBJECT_INFO = 15,
     SUBLIMATE_TRACEPOINT_OPEN = 17,
     SUBLIMATE_MAP_LOOKUP_BATCH = 24,
     SUBLIMATE_LINK_CREATE = 28,
+    SUBLIMATE_ENABLE_STATISTICS = 32,
 
     SUBLIMATE_MAP_ARRAY = 2,
     SUBLIMATE_PROGRAM_SYSCALL = 31,
@@ -162,17 +168,66 @@ static inline int bpf_lookup_batch(int map, int first, void* at, void* keys, voi
     return result;
 }
 
-// Time spent and runs since the program was loaded; both 0 while kernel.bpf_stats_enabled is 0.
-static inline int bpf_program_statistics(int program, uint64_t* run_ns, uint64_t* runs) {
-    enum { INFO_WORDS = 32, RUN_NS = 24, RUNS = 25 }; // struct bpf_prog_info, in words of 8 bytes
-    uint64_t info[INFO_WORDS] = {0};
+enum { SUBLIMATE_INFO_WORDS = 32 }; // 8 bytes each: what is read of bpf_prog_info and bpf_map_info
+
+static inline int bpf_object_words(int fd, uint64_t* words) {
     struct {
         uint32_t fd, bytes;
         uint64_t info;
-    } call = {(uint32_t)program, sizeof info, bpf_pointer(info)};
-    int result = bpf_call(SUBLIMATE_OBJECT_INFO, &call, sizeof call);
-    *run_ns = info[RUN_NS];
-    *runs = info[RUNS];
+    } call = {(uint32_t)fd, SUBLIMATE_INFO_WORDS * sizeof *words, bpf_pointer(words)};
+    memset(words, 0, call.bytes);
+    return bpf_call(SUBLIMATE_OBJECT_INFO, &call, sizeof call);
+}
+
+// Time spent and runs since the program was loaded; both 0 while nobody has the kernel count them.
+static inline int bpf_program_statistics(int program, uint64_t* run_ns, uint64_t* runs) {
+    enum { RUN_NS = 24, RUNS = 25 };
+    uint64_t words[SUBLIMATE_INFO_WORDS];
+    int result = bpf_object_words(program, words);
+    *run_ns = words[RUN_NS];
+    *runs = words[RUNS];
+    return result;
+}
+
+// A descriptor: while it is open the kernel counts what programs cost. As kernel.bpf_stats_enabled.
+static inline int bpf_enable_statistics(void) {
+    uint32_t what = 0; // how long programs run
+    return bpf_call(SUBLIMATE_ENABLE_STATISTICS, &what, sizeof what);
+}
+
+// The machine's programs or maps by their ids, in order: the one behind *id, -ENOENT at the end.
+static inline int bpf_next_object(int programs, uint32_t* id) {
+    struct {
+        uint32_t start, next, flags;
+    } call = {*id, 0, 0};
+    int result =
+        bpf_call(programs ? SUBLIMATE_PROGRAM_NEXT : SUBLIMATE_MAP_NEXT, &call, sizeof call);
+    *id = call.next;
+    return result;
+}
+
+// A descriptor of it.
+static inline int bpf_open_object(int programs, uint32_t id) {
+    struct {
+        uint32_t id, next, flags;
+    } call = {id, 0, 0};
+    return bpf_call(programs ? SUBLIMATE_PROGRAM_OPEN : SUBLIMATE_MAP_OPEN, &call, sizeof call);
+}
+
+struct bpf_object_info {
+    uint32_t id, btf; // btf: the same for what one skeleton has loaded
+    char name[SUBLIMATE_NAME_BYTES];
+};
+
+static inline int bpf_describe_object(int programs, int fd, struct bpf_object_info* info) {
+    enum { PROGRAM_NAME = 64, PROGRAM_BTF = 128, MAP_NAME = 24, MAP_BTF = 64 }; // bytes
+    uint64_t words[SUBLIMATE_INFO_WORDS];
+    const char* bytes = (const char*)words;
+    int result = bpf_object_words(fd, words);
+    memcpy(&info->id, bytes + sizeof(uint32_t), sizeof info->id);
+    memcpy(&info->btf, bytes + (programs ? PROGRAM_BTF : MAP_BTF), sizeof info->btf);
+    memcpy(info->name, bytes + (programs ? PROGRAM_NAME : MAP_NAME), sizeof info->name);
+    info->name[sizeof info->name - 1] = 0;
     return result;
 }
 

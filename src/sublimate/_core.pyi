@@ -147,8 +147,15 @@ def attach_cgroup(program: int, cgroup: int, egress: bool) -> int:
     """Likewise, for the packets of a cgroup, an open folder of its file system. Raises OSError."""
 
 def program_statistics(program: int) -> tuple[int, int]:
-    """(ns spent, runs) since it was loaded; zeros while kernel.bpf_stats_enabled is 0. Raises
+    """(ns spent, runs) since it was loaded; zeros while nobody has the kernel count. Raises
     OSError."""
+
+def kernel_objects(programs: bool) -> list[tuple[int, int, str, int]]:
+    """All programs, or all maps, of the machine: (descriptor, which is the caller's to close, id,
+    name, id of the types that its skeleton shares). Raises OSError without CAP_SYS_ADMIN."""
+
+def enable_statistics() -> int:
+    """A descriptor: while it is open the kernel counts what programs cost. Raises OSError."""
 
 class PrefixHasher:
     """Hashes prompts as the page caches of the engines with the same `secret` do."""

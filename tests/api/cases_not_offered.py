@@ -33,6 +33,9 @@ ELSEWHERE: dict[str, str] = {
     "A12": "tests/api/test_surfaces.py",
     # The launcher's check and doctor's warning.
     **dict.fromkeys(("A35", "A92"), "tests/api/test_launch.py"),
+    # Programs in the kernel observe and steer, each client by a key of its own.
+    "R165": "tests/kernel/test_skeletons.py",
+    "R167": "tests/kernel/test_steering.py",
     # The engine and the edge are processes of their own, told of each other's end.
     **dict.fromkeys(("R058", "R062"), "tests/processes"),
 }
@@ -40,7 +43,6 @@ ELSEWHERE: dict[str, str] = {
 GPU = "There is no GPU path yet; the case is about device kernels."
 HTTP2 = "HTTP/2 and gRPC are not offered yet: this port speaks HTTP/1.1."
 QUIC = "QUIC is not offered yet: this port speaks HTTP/1.1."
-EBPF = "No eBPF program is loaded yet."
 FORMATS = "Images and other media are a 400 that names them."
 TIERS = "Pages are in one memory: nothing is offloaded and nothing restored."
 NO_GRAMMAR = "Grammars and schemas are not offered yet, so none is compiled or cached."
@@ -56,5 +58,4 @@ NOT_OFFERED: dict[str, str] = {
     **dict.fromkeys(("R130", "R131", "R133", "R134"), HTTP2),
     **dict.fromkeys(("R137", "R139", "R140"), QUIC),
     "R163": "Nothing is published yet; releases come with signed manifests and trusted publishing.",
-    **dict.fromkeys(("R165", "R167"), EBPF),
 }

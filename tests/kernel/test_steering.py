@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sublimate.kernel.steering import Steering, packed_address
+from sublimate.kernel.keys import packed_address
+from sublimate.kernel.steering import Steering
 
 WORKER = Path(__file__).with_name("port_worker.py")
 CLIENTS = 24

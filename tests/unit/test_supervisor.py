@@ -70,7 +70,16 @@ def test_the_wire_form_is_the_documented_one() -> None:
         (channel.FromEdge, {"ready", "region_broken", "drained"}),
         (
             channel.ToEdge,
-            {"start", "engine_up", "engine_lost", "health", "reload", "drain", "stop"},
+            {
+                "start",
+                "kernel_memory",
+                "engine_up",
+                "engine_lost",
+                "health",
+                "reload",
+                "drain",
+                "stop",
+            },  # fmt: skip
         ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}

@@ -360,7 +360,7 @@ PYTHON_MAY_USE = {
     "model": set(),
     "policy": set(),
     "grammar": {"model"},
-    "control": set(),
+    "control": {"kernel"},
     "kernel": set(),
     "probe": {"model"},
     "engine": {"model", "control", "probe"},

@@ -82,6 +82,8 @@ def serve(
     stay: flags.Stay = None,
     watchdog_seconds: flags.WatchdogSeconds = None,
     gpu_temperature_max: flags.GpuTemperatureMax = None,
+    kernel_state: flags.KernelState = None,
+    kernel_entries: flags.KernelEntries = None,
     cache_dir: flags.CacheDir = None,
     data_dir: flags.DataDir = None,
     context_length: flags.ContextLength = None,

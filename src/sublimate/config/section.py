@@ -13,6 +13,8 @@ import msgspec
 CONTEXT_TOKENS_MAX = 131_072
 QUEUE_MAX = 384
 THREADS_MAX = 64
+# And this core/bpf/maps.h.
+KERNEL_ENTRIES = 65_536
 
 PORT_MAX = 65535
 ROPE_FACTOR_MAX = 1024
@@ -25,6 +27,7 @@ BATCH_CONCURRENCY_MAX = 64
 DRAIN_SECONDS_MAX = 86_400
 WATCHDOG_SECONDS_MAX = 86_400
 GPU_CELSIUS_MAX = 200
+KERNEL_ENTRIES_MAX = 1 << 20
 STALLED_SECONDS = 5.0
 """An engine that stands still for so long is not healthy, and lost to its requests."""
 

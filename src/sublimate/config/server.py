@@ -15,6 +15,8 @@ from .section import (
     DEFAULT_PORT,
     DEFAULT_TLS_PORT,
     GPU_CELSIUS_MAX,
+    KERNEL_ENTRIES,
+    KERNEL_ENTRIES_MAX,
     PORT_MAX,
     WATCHDOG_SECONDS_MAX,
     Section,
@@ -60,6 +62,17 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         bool,
         Meta(description="If the engine cannot start, keep answering 503 with the reason."),
     ] = False
+    kernel_state: Annotated[
+        bool,
+        Meta(
+            description="Let the kernel remember connections, and steer them (eBPF), where it may "
+            "(docs/kernel.md)."
+        ),
+    ] = True
+    kernel_entries: Annotated[
+        int,
+        Meta(ge=1, le=KERNEL_ENTRIES_MAX, description="Connections that the kernel remembers."),
+    ] = KERNEL_ENTRIES
     watchdog_seconds: Annotated[
         float,
         Meta(

@@ -4,8 +4,8 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached), to the edge (Start, EngineUp, EngineLost, Health, Reload, Drain, Stop), from it
-         (EdgeReady, RegionBroken, Drained), Received, Channel, names of threads
+         Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, Health, Reload, Drain,
+         Stop), from it (EdgeReady, RegionBroken, Drained), Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from ..config import EdgeSettings, EngineSettings, LogSettings
+from ..kernel.reason import Reason
 
 DATAGRAM_BYTES_MAX = 128 * 1024
-DESCRIPTORS_MAX = 4
+DESCRIPTORS_MAX = 8
 LOOP_THREAD, COMPUTE_THREAD = "loop", "compute"
 """Names of the engine's threads that make steps (core/cpu/threads.cpp names its own)."""
 
@@ -97,6 +98,19 @@ class Start(Message, frozen=True, tag="start"):
     grpc_address: str = ""
 
 
+class KernelMemory(Message, frozen=True, tag="kernel_memory"):
+    """What the kernel remembers of connections (kernel/connections.py). `names`: of the descriptors
+    that travel with this message; none: `reason` says why."""
+
+    reason: Reason
+    names: tuple[str, ...] = ()
+    secret: bytes = b""
+    hook: str = ""
+    sees_quic: bool = False
+    row: int = 0
+    """Of the counters, this edge's."""
+
+
 class EngineUp(Message, frozen=True, tag="engine_up"):
     """An engine serves the region whose three descriptors travel with this message.
 
@@ -158,7 +172,7 @@ class Drained(Message, frozen=True, tag="drained"):
 
 ToEngine = Load | Attach | Detach | Stop
 FromEngine = Progress | Ready | Failed | Attached
-ToEdge = Start | EngineUp | EngineLost | Health | Reload | Drain | Stop
+ToEdge = Start | KernelMemory | EngineUp | EngineLost | Health | Reload | Drain | Stop
 FromEdge = EdgeReady | RegionBroken | Drained
 
 WORD_BYTES = array.array("i").itemsize

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .channel import Channel
+from .rights import give_up_rights
 
 PR_SET_PDEATHSIG = 1
 CONTROL_BUFFER_BYTES = 1 << 20
@@ -54,7 +55,8 @@ def spawn(module: str, incoming: Any) -> tuple[subprocess.Popen[bytes], Channel[
 
 
 def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channel[Any]:
-    """First call of a child: ties its life to its parent's and opens the control channel.
+    """First call of a child: ties its life to its parent's, gives up rights that it does not need
+    (rights.py) and opens the control channel.
 
     The channel is blocking. Exits if the parent is already gone.
     """
@@ -64,6 +66,7 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
+    give_up_rights()
     os.set_inheritable(control_fd, False)
     return Channel[Any].from_fd(control_fd, incoming)
 

@@ -23,6 +23,8 @@ from .. import _core
 from ..config import EdgeSettings
 from ..errors import ConfigError
 from ..guard.standing import Standing
+from ..kernel.connections import Connections
+from ..kernel.metrics import connection_families
 from . import limits
 from .access import Access
 from .engine import EngineLink
@@ -98,6 +100,8 @@ class EdgeServer:
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
         self.engine: EngineLink | None = None
+        self.kernel = Connections()
+        """What the kernel remembers of connections; nothing until the supervisor hands it on."""
         self.standing = Standing()
         """Of the engines, as the watchdog tells it."""
         self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
@@ -133,6 +137,7 @@ class EdgeServer:
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.metrics.engine = lambda: self.engine
         self.metrics.parts.append(self.standing.families)
+        self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.metrics.relaxations = model.grammars.relaxed
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
@@ -229,6 +234,7 @@ class EdgeServer:
     def connection_closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._refused.discard(connection)
+        self.kernel.forget(connection.key)
         self.metrics.connections = len(self._connections)
 
     def error_shape(self, path: str) -> ErrorShape:
@@ -390,6 +396,8 @@ class EdgeServer:
                 answer.exchange.lease.settle(answer.cached_tokens, answer.output_tokens)
             else:
                 answer.exchange.lease.cancel()
+        if answer.use is not None and answer.admitted_seconds:
+            self.kernel.end(answer.use, answer.cached_tokens)
         self._note(answer.exchange, answer)
         self._tell_if_drained()
 

@@ -46,6 +46,10 @@ class Http1Wire:
         return self._connection.descriptor
 
     @property
+    def connection_key(self) -> bytes:
+        return self._connection.known_key()
+
+    @property
     def protocol(self) -> str:
         """For people."""
         return PROTOCOLS[self.chunked, self._connection.is_secure]

@@ -88,6 +88,8 @@ def _submit(
     )
     server.admit(exchange, len(prompt.ids))
     ticket = engine.submit(submission, answer, server.settings.queue_max)
+    key = exchange.wire.connection_key
+    answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids)
     server.stories.submitted(answer, ticket, submission)
     server.answer_begun(answer)
     if surface.begun is not None:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import httptools
 
+from ..kernel.keys import NO_KEY, tcp_key
 from . import limits
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Request
@@ -46,6 +47,9 @@ FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
 class Connection(Protocol):
     """What a server needs of each connection."""
+
+    key: bytes
+    """As the kernel knows it, once a request has asked for it (kernel/keys.py)."""
 
     def close_if_idle(self) -> None:
         """Take nothing new; what is under way goes on."""
@@ -112,6 +116,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_secure = False
         """TLS."""
         self.limits = application.limits
+        self.key = NO_KEY
         self._application = application
         self._loop = loop
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -199,6 +204,13 @@ class HttpConnection(asyncio.Protocol):
         self._application.connection_closed(self)
         self._abandon()
         self._abandon_body()
+
+    def known_key(self) -> bytes:
+        """Made once, at the first request that asks for it."""
+        if not self.key:
+            ends = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
+            self.key = tcp_key(*ends)
+        return self.key
 
     def _abandon(self) -> None:
         for exchange in (self._current, *self._waiting):

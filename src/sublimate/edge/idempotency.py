@@ -91,6 +91,7 @@ class Outcome:
     has_trailers = False
     descriptor = -1
     standing: Sequence[Header] = ()
+    connection_key = b""
 
     def __init__(self, store: Outcomes, owner: bytes, key: bytes, digest: bytes) -> None:
         self.digest = digest

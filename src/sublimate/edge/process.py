@@ -21,6 +21,8 @@ from ..control.child import enter_child
 from ..control.faults import open_faults
 from ..errors import ExitCode, SublimateError
 from ..guard.engine_watch import Verdict
+from ..kernel.connections import Connections
+from ..kernel.reason import LOADED, REASONS
 from .app import EdgeServer
 from .faults import EdgeFaults
 from .limits import limits_from_environment
@@ -115,6 +117,8 @@ class EdgeProcess:
         match received.message:
             case channel.EngineUp() as up:
                 self._take_region(server, up, received.fds)
+            case channel.KernelMemory() as memory:
+                server.kernel = _kernel_memory(memory, received.fds)
             case channel.EngineLost(reason=reason, message=message):
                 server.engine_lost(reason, message)
             case channel.Health(engine=engine, state=state, fault=fault):
@@ -149,3 +153,18 @@ class EdgeProcess:
             self._control.send(message)
         except OSError:
             self._ended.set()  # the supervisor is gone
+
+
+def _kernel_memory(memory: channel.KernelMemory, fds: tuple[int, ...]) -> Connections:
+    """As the supervisor has loaded it, or why it has not: told once."""
+    if memory.reason == LOADED:
+        return Connections.from_fds(
+            dict(zip(memory.names, fds, strict=True)),
+            memory.secret,
+            row=memory.row,
+            hook=memory.hook,
+            sees_quic=memory.sees_quic,
+        )
+    if memory.reason != "off":
+        LOG.info("the kernel's memory of connections %s", REASONS[memory.reason])
+    return Connections(memory.reason)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from .. import _core
+from ..kernel.connections import Use
 from . import limits
 from .engine import EngineLink, Ticket
 from .errors import ApiError
@@ -52,6 +53,8 @@ class Answer:
         self.bucket_rows = 0
         """Of the first step that it had rows in."""
         self.output_tokens = 0
+        self.use: Use | None = None
+        """What the kernel remembers of its connection."""
         self.admitted_seconds = 0.0
         self.first_token_seconds = 0.0
         self.stop_reason = ""

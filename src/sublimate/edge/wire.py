@@ -30,6 +30,11 @@ class Wire(Protocol):
     """Pieces of a stream are chunks of HTTP/1.1: for the text path, which makes them ready."""
 
     @property
+    def connection_key(self) -> bytes:
+        """Its connection's, as the kernel knows it (kernel/keys.py); empty if it does not."""
+        ...
+
+    @property
     def protocol(self) -> str:
         """HTTP/1.1 over TLS, HTTP/3: for people, logs and counters."""
         ...

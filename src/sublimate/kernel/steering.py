@@ -4,7 +4,7 @@ Each worker has a socket of its own on the one port (SO_REUSEPORT). A program in
 the worker that is remembered for the QUIC connection id, else for the client's address; else, and
 wherever that worker's socket is gone, the kernel's own hash picks. It is core/bpf/steering.bpf.c.
 
-defines: Steering, packed_address
+defines: Steering
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import _core
+from .keys import packed_address
 from .reason import LOADED, Reason, missing, refused
 
 WORKERS_MAX = _core.KERNEL_LIMITS["STEERING_WORKERS_MAX"]
@@ -31,7 +32,7 @@ COUNTERS = ("connection_id", "address", "hash", "away")
 GROUP = struct.Struct("=III")
 NUMBER = struct.Struct("=I")
 SOCKET = struct.Struct("=Q")
-MAPPED = bytes(10) + b"\xff\xff"
+ADDRESS_BYTES = 16
 
 
 class Steering:
@@ -53,7 +54,7 @@ class Steering:
             self._program = named["program"]
             self._sockets = _core.KernelMap(named["sockets"], NUMBER.size, SOCKET.size)
             self._groups = _core.KernelMap(named["groups"], GROUP.size, NUMBER.size)
-            self._addresses = _core.KernelMap(named["addresses"], len(MAPPED) + 4, NUMBER.size)
+            self._addresses = _core.KernelMap(named["addresses"], ADDRESS_BYTES, NUMBER.size)
             self._ids = _core.KernelMap(named["connection_ids"], CONNECTION_ID_BYTES, NUMBER.size)
             self._counters = mmap.mmap(named["steered"], mmap.PAGESIZE, prot=mmap.PROT_READ)
 
@@ -168,13 +169,6 @@ class Steering:
         for fd in self.fds:
             os.close(fd)
         self.fds, self.reason, self._counters = (), "off", None
-
-
-def packed_address(address: str) -> bytes:
-    """16 bytes: an IPv6 address, or an IPv4 one mapped into it. Raises OSError if it is neither."""
-    if ":" in address:
-        return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    return MAPPED + socket.inet_pton(socket.AF_INET, address)
 
 
 def _checked(index: int) -> int:

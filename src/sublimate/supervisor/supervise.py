@@ -31,6 +31,7 @@ from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
 from ..guard.engine_watch import EngineWatch
 from .backoff import Backoff
+from .kernel_memory import KernelMemory
 from .listen import address_url
 from .reporter import Reporter
 from .worker import Worker
@@ -73,6 +74,8 @@ class Supervisor:
         self._grpc_address = grpc_address
         self._listen_udp = listen_udp
         self._reporter = reporter
+        self._kernel: KernelMemory | None = None
+        """From when it runs."""
         self._engine = Worker("engine", ENGINE_MODULE, channel.FromEngine)
         self._edge = Worker("edge", edge_module, channel.FromEdge)
         self._engine_info: dict[str, Any] | None = None
@@ -110,12 +113,15 @@ class Supervisor:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old_handlers = {number: signal.signal(number, _no_action) for number in signals}
         try:
+            self._kernel = KernelMemory(self._settings.server)
             self._start_engine()
             self._start_edge()
             while not self._finished():
                 self._turn(wake_read)
         finally:
             self._end_children()
+            if self._kernel is not None:
+                self._kernel.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
@@ -295,6 +301,8 @@ class Supervisor:
         )
         listening = (self._listen, self._listen_tls, self._listen_udp)
         self._edge.send(start, tuple(sock.fileno() for sock in listening if sock is not None))
+        if self._kernel is not None:
+            self._kernel.tell(self._edge, 0)
         self._tell_unavailable()
         self._make_pair()
 

@@ -22,6 +22,7 @@ class _NoWire:
     has_trailers = False
     chunked = False
     descriptor = -1
+    connection_key = b""
 
     def last(self) -> None:
         """Nothing follows where nothing is carried."""

@@ -86,6 +86,7 @@ class _Route:
     has_trailers = False
     chunked = False
     descriptor = -1
+    connection_key = b""
     standing: Sequence[Header] = ()
 
     def __init__(self, method: RouteMethod, call: Call) -> None:

@@ -303,6 +303,8 @@ def _blocks(story: Story) -> int:
 
 def _admission_text(story: Story) -> str:
     found = _lookup(story.cached_tokens // PAGE_TOKENS, _blocks(story))
+    if story.expected_tokens > story.cached_tokens:
+        found += f", where {story.expected_tokens // PAGE_TOKENS:,} were computed before"
     pages = _count(_pages_reserved(story), "page")
     return f"{found}; {pages} reserved; bucket of {_count(story.bucket_rows, 'row')}"
 
@@ -360,6 +362,7 @@ def view(story: Story, now_ns: int, *, with_events: bool = True) -> dict[str, An
             "end": story.end,
             "prompt_tokens": story.prompt_tokens,
             "cached_tokens": story.cached_tokens,
+            "expected_tokens": story.expected_tokens,
             "output_tokens": story.output_tokens,
         },
         "began_ns": story.began_ns,

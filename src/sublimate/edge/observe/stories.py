@@ -59,6 +59,8 @@ class Story(msgspec.Struct, kw_only=True, eq=False):
     constrained: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    expected_tokens: int = 0
+    """Of the prompt, computed before as the kernel remembers it (kernel/connections.py)."""
     output_tokens: int = 0
     token_budget: int = 0
     bucket_rows: int = 0
@@ -85,6 +87,7 @@ class Story(msgspec.Struct, kw_only=True, eq=False):
             return
         self.status = answer.exchange.status
         self.cached_tokens = answer.cached_tokens
+        self.expected_tokens = answer.use.expected if answer.use is not None else 0
         self.output_tokens = answer.progress()
         self.bucket_rows = answer.bucket_rows
         self.admission_seen_ns = int(answer.admitted_seconds * NS_PER_SECOND)

@@ -33,6 +33,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
+from ...kernel.keys import NO_KEY, quic_key
 from .. import limits
 from ..errors import ApiError
 from ..exchange import Exchange, Request
@@ -104,6 +105,7 @@ class Http3Connection:
         self.transport = transport
         self.messages: Messages
         self.base_url = listener.base_url
+        self.key = NO_KEY
         self.is_established = False
         self.began_seconds = time.monotonic()
         self.early_requests = 0
@@ -124,6 +126,12 @@ class Http3Connection:
         self._transmit_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+
+    def known_key(self) -> bytes:
+        """As the kernel knows it: made once, at the first request that asks for it."""
+        if not self.key:
+            self.key = quic_key(self.transport.host_cid)
+        return self.key
 
     # ---- datagrams -----------------------------------------------------------------------------
     def datagram_received(self, data: bytes, address: Any) -> None:

@@ -32,6 +32,10 @@ class StreamWire:
         self.stream_id = stream_id
         self.is_closing = False
 
+    @property
+    def connection_key(self) -> bytes:
+        return self._connection.known_key()
+
     def whole(self, status: int, fields: Sequence[Header], body: bytes, /) -> None:
         if self.is_closing:
             return

@@ -1,0 +1,87 @@
+"""What the kernel's maps count, for Prometheus.
+
+defines: connection_families, steering_families
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from .connections import Connections
+from .reason import Reason
+from .steering import Steering
+
+PREFIX = "sublimate_kernel_"
+NS_PER_S = 1e9
+TOUCHING = ("sent", "received")
+"""Programs that run once per socket call."""
+
+
+def connection_families(state: Connections, labels: dict[str, str]) -> Iterator[Any]:
+    """Of the memory of connections, all edges together."""
+    yield _state("connections", state.reason, labels)
+    if not state.loaded:
+        return
+    counters = state.counters()
+    for name, text in (
+        ("lookups", "Requests whose connection was looked up."),
+        ("hits", "Of these, those whose connection was remembered."),
+        ("evictions", "Connections that were forgotten for newer ones."),
+        ("expected_tokens", "Prompt tokens computed before on their connection."),
+        ("found_tokens", "Of these, those that the engine took from its cache."),
+    ):
+        family = CounterMetricFamily(f"{PREFIX}cache_{name}", text, labels=list(labels))
+        family.add_metric(list(labels.values()), counters[name])
+        yield family
+    ratio = counters["hits"] / max(1, counters["lookups"])
+    yield _gauge("cache_hit_ratio", "Hits of all lookups.", ratio, labels)
+    entries = counters["inserts"] - counters["removes"] - counters["evictions"]
+    yield _gauge("cache_entries", "Connections that are remembered.", entries, labels)
+    text = "Uses of remembered connections, by the hook that saw them."
+    yield _counters("touches", text, "hook", state.touches(), labels)
+    cost = state.cost()
+    text = "Runs of a program; 0 while the kernel does not count (kernel.bpf_stats_enabled)."
+    yield _counters("program_runs", text, "program", _part(cost, 1), labels)
+    spent = {name: ns / NS_PER_S for name, ns in _part(cost, 0).items()}
+    yield _counters("program_seconds", "Time in a program.", "program", spent, labels)
+    touching = [cost[name] for name in TOUCHING if name in cost]
+    if runs := sum(count for _, count in touching):
+        mean = sum(ns for ns, _ in touching) / runs
+        yield _gauge("touch_ns", "Of one socket call, in our programs, mean.", mean, labels)
+
+
+def steering_families(steering: Steering, labels: dict[str, str]) -> Iterator[Any]:
+    """Of where new connections and datagrams went."""
+    yield _state("steering", steering.reason, labels)
+    if steering.loaded:
+        text = "New connections and datagrams, by what decided where they go."
+        yield _counters("steered", text, "by", steering.steered(), labels)
+
+
+def _state(part: str, reason: Reason, labels: dict[str, str]) -> GaugeMetricFamily:
+    text = "1 for why this part is as it is; loaded: it works (docs/kernel.md)."
+    family = GaugeMetricFamily(PREFIX + "state", text, labels=[*labels, "part", "reason"])
+    family.add_metric([*labels.values(), part, reason], 1)
+    return family
+
+
+def _part(cost: Mapping[str, tuple[int, int]], at: int) -> dict[str, int]:
+    return {name: told[at] for name, told in cost.items()}
+
+
+def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counters(
+    name: str, text: str, label: str, values: Mapping[str, float], labels: dict[str, str]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
+    for value, count in values.items():
+        family.add_metric([*labels.values(), value], count)
+    return family
