@@ -6,7 +6,7 @@
 
 A key is 256 random bits, so one SHA-256 of it is as good as any slower hash.
 
-defines: KeyLimits, NamedKey, read_keys, add_key, remove_key
+defines: KeyLimits, NamedKey, read_keys, add_key, remove_key, half_written_keys
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ KEY_PREFIX = "sk-sublimate-"
 KEY_BYTES = 32
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PRIVATE_MODE = 0o600
+COPY = "[a-z0-9_]{8}"
+"""What mkstemp puts behind a name."""
 HEAD = "# API keys of Sublimate: hashes only. Written by `sublimate keys`; comments are not kept.\n"
 
 Limit = Annotated[int, Meta(ge=0)]
@@ -105,6 +107,28 @@ def remove_key(path: Path, name: str) -> None:
             raise ConfigError(f"There is no key {name!r} in {path}.{nearest(name, keys)}")
         del keys[name]
         _write(path, keys)
+
+
+def half_written_keys(path: Path, clean: bool) -> list[Path]:
+    """Copies that a writer left when it was killed; with `clean` they are removed. None while
+    somebody writes."""
+    copy = re.compile(re.escape(path.name) + COPY)
+    try:
+        copies = [one for one in path.parent.iterdir() if copy.fullmatch(one.name)]
+        if not copies:
+            return []
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, PRIVATE_MODE)
+    except OSError:
+        return []
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for one in copies if clean else ():
+            one.unlink(missing_ok=True)
+    except OSError:
+        return []
+    finally:
+        os.close(lock)
+    return sorted(copies)
 
 
 def _check_name(name: str) -> None:

@@ -1,13 +1,16 @@
 """`sublimate serve` as a person starts it: start-up, kills under load, drain, restart."""
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -462,3 +465,47 @@ def token_bytes(model: ModelFile) -> list[bytes]:
 def address(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("http://").partition(":")
     return host, int(port)
+
+
+def memory_of(process_ids: list[int]) -> set[int]:
+    """Inodes of the memory without a name (memfd) that processes hold."""
+    found: set[int] = set()
+    for folder in (Path(f"/proc/{process_id}/fd") for process_id in process_ids):
+        with contextlib.suppress(OSError):
+            for entry in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry).startswith("/memfd:"):
+                        found.add(entry.stat().st_ino)
+    return found
+
+
+def everyone() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def test_what_a_killed_server_leaves_goes_with_the_next_start(script: Path, tmp_path: Path) -> None:
+    """Its children die with it, and their memory and port with them; its record is all there is."""
+    flags = ("--script", str(script), "--data-dir", str(tmp_path / "data"))
+    with serving(*flags) as killed:
+        port = killed.ready()["port"]
+        children = killed.children()
+        regions = memory_of([*children.values()])
+        assert regions and set(children) == {ENGINE, EDGE}
+        record = next((tmp_path / "data/runs").iterdir())
+        entered = [msgspec.json.decode(line) for line in record.read_bytes().splitlines()]
+        names = {one["name"]: one["process_id"] for one in entered if "name" in one}
+        assert names == {"sublimate": killed.process.pid, **children}
+        killed.process.kill()
+        wait_until(lambda: not any(alive(pid) for pid in children.values()))
+        assert not regions & memory_of(everyone())
+    with serving(*flags, "--port", str(port)) as server:
+        orphan = server.event("orphan")
+        assert orphan["kind"] == "lock" and orphan["is_cleaned"]
+        assert str(killed.process.pid) in orphan["what"]
+        assert server.ready()["port"] == port
+        with urllib.request.urlopen(server.url + "/metrics") as response:
+            text = response.read().decode()
+        assert re.search(r'sublimate_orphans_total\{[^}]*kind="lock",[^}]*"cleaned"\} 1', text)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert list((tmp_path / "data/runs").iterdir()) == [], "a run that ends well leaves nothing"

@@ -365,7 +365,7 @@ PYTHON_MAY_USE = {
     "probe": {"model"},
     "engine": {"model", "control", "probe"},
     "wire": set(),
-    "guard": {"control"},
+    "guard": {"model", "control", "probe"},
     "edge": {"model", "policy", "grammar", "control", "guard", "kernel"},
     "api": {"model", "policy", "edge", "wire"},
     "legacy": {"edge", "control"},
@@ -374,6 +374,7 @@ PYTHON_MAY_USE = {
     "client": {"wire"},
     "rollout": {"edge", "bench"},
     "cli": {
+        "guard",
         "kernel",
         "model",
         "policy",

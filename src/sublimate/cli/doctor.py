@@ -18,7 +18,9 @@ import msgspec
 
 from ..config import Effective, Settings, cache_folder, data_folder, format_size
 from ..errors import ExitCode, PeerError
+from ..guard.orphans import look, places_of
 from ..probe.report import Finding, examine
+from ..probe.source import source_of
 from .output import out
 from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer
 from .probe import findings_table
@@ -187,6 +189,21 @@ def _folder(topic: str, folder: Path) -> Finding:
     )
 
 
+def _leftovers(settings: Settings) -> Finding:
+    """Of runs that were killed. Looks, and leaves all as it is."""
+    found = look(places_of(settings), source_of(os.environ).nvml, clean=False)
+    if not found:
+        text = "No run that was killed has left anything."
+        return Finding(topic="leftovers", verdict="good", text=text)
+    stuck = [orphan.advice for orphan in found if orphan.advice]
+    return Finding(
+        topic="leftovers",
+        verdict="notice",
+        text=f"Left by runs that were killed: {'; '.join(orphan.what for orphan in found)}.",
+        advice="; ".join(stuck) or "The next `sublimate serve` with these settings cleans up.",
+    )
+
+
 def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
     """must_answer: a server that does not is a problem, not only something to know."""
     answers = peer.ready()
@@ -195,7 +212,7 @@ def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
         for finding in examine(settings).findings
         if not (answers and finding.topic == "port")
     ]
-    findings += [_clock(), _folder("data folder", data_folder(settings.edge))]
+    findings += [_leftovers(settings), _clock(), _folder("data folder", data_folder(settings.edge))]
     findings.append(_folder("model folder", cache_folder(settings)))
     turns = None
     if answers:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ..config import Settings, format_size, keys_path
 from ..errors import ConfigError
+from ..guard.orphans import Orphan
 from ..keys import read_keys
 
 WHOLE = 1.0
@@ -36,6 +37,10 @@ class JsonReporter:
         line = {"event": event, "time": time.time(), **fields}
         sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
         sys.stdout.buffer.flush()
+
+    def orphan(self, orphan: Orphan) -> None:
+        """A run that was killed has left this."""
+        self._say("orphan", **msgspec.structs.asdict(orphan))
 
     def fetching(self, what: str, done: int, total: int) -> None:
         if done == total:
@@ -81,6 +86,12 @@ class ScreenReporter:
         self._bars: Progress | None = None
         self._task: Any = None
         self._was_ready = False
+
+    def orphan(self, orphan: Orphan) -> None:
+        """A run that was killed has left this."""
+        what = "cleaned up" if orphan.is_cleaned else "is still there"
+        advice = f" {orphan.advice}" if orphan.advice else ""
+        self._console.print(f"Left by an earlier run, {what}: {orphan.what}.{advice}")
 
     def fetching(self, what: str, done: int, total: int) -> None:
         self._bar(what, done / total if total else None)

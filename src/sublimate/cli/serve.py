@@ -6,24 +6,32 @@ defines: check_header, serve
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from .. import _core
 from ..config import Effective, Settings, cache_folder, data_folder, keys_path
+from ..control.run_record import RunRecord
 from ..edge.tls import server_context
 from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
+from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
 from ..model.files import fetch
 from ..supervisor.listen import bind, bind_udp, hold
 from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import EDGE_MODULE, Supervisor
 from .certificate import own_certificate
+from .output import note
 from .screen import JsonReporter, ScreenReporter
+
+if TYPE_CHECKING:
+    from ..probe.nvml import NvmlAnswer
 
 
 def check_header(path: str) -> None:
@@ -69,6 +77,28 @@ def _speaks_grpc(settings: Settings, address: str) -> bool:
     return chosen == "on" or (chosen == "auto" and secure)
 
 
+def _gpus() -> NvmlAnswer | None:
+    from ..probe.source import source_of
+
+    return source_of(os.environ).nvml()
+
+
+def _begin_run(settings: Settings, reporter: JsonReporter | ScreenReporter) -> RunRecord | None:
+    """What killed runs left is cleaned up and told; then this one's record. None: there is no place
+    for one, so a later run cannot clean up after this."""
+    places = places_of(settings)
+    orphans = look(places, _gpus, clean=True)
+    for orphan in orphans:
+        reporter.orphan(orphan)
+    try:
+        record = RunRecord(places.runs)
+        record.tell(*by_kind(orphans))
+    except OSError as error:
+        note(f"No record of this run can be kept in {places.runs}: {error.strerror}.")
+        return None
+    return record
+
+
 def serve(effective: Effective) -> ExitCode:
     """Runs until a signal. Raises SublimateError."""
     started_seconds = time.monotonic()
@@ -77,8 +107,11 @@ def serve(effective: Effective) -> ExitCode:
         read_script(settings.engine.script)
     settings = _found(settings)
     reporter_class = JsonReporter if settings.log.log_format == "json" else ScreenReporter
-    # A port that is taken is told before a long download.
+    reporter = reporter_class(settings, settings.model, started_seconds)
+    # A port that is taken is told before a long download, and after who may still have it is gone.
     with contextlib.ExitStack() as sockets:
+        if (record := _begin_run(settings, reporter)) is not None:
+            sockets.callback(record.close)
         listen = sockets.enter_context(bind(settings.server.host, settings.server.port))
         listen_tls = listen_udp = None
         if settings.edge.tls_certificate:
@@ -90,7 +123,6 @@ def serve(effective: Effective) -> ExitCode:
             held = sockets.enter_context(hold(settings.server.host, settings.server.grpc_port))
             address, port = held.getsockname()[:2]
             grpc_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        reporter = reporter_class(settings, settings.model, started_seconds)
         file = fetch(settings.model, cache_folder(settings), reporter.fetching)
         reporter.model_name = file.name
         check_header(str(file.path))

