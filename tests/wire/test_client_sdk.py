@@ -14,7 +14,7 @@ import pytest
 
 from harness import Served, serve, wait_until
 from sublimate.cli.certificate import own_certificate
-from sublimate.client import async_http_client, http_client
+from sublimate.client import async_http_client, http_client, validator
 from sublimate.client.choice import Carrier
 from sublimate.config import EdgeSettings
 
@@ -48,8 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "say hello": "Hello there!",
         "count": "".join(f"{number} " for number in range(1000)),
     }
+    options: dict[str, Any] = {"info": {"compute_path": "direct-kernel"}, "grpc": True}
     with serve(
-        settings=settings, answers=answers, step_delay_us=300, grpc=True, http3=True
+        settings=settings, answers=answers, step_delay_us=300, http3=True, **options
     ) as served:
         yield served
         wait_until(served.idle)
@@ -122,6 +123,17 @@ def test_a_message(server: Served, client: anthropic.Anthropic, carrier: Carrier
         message = client.messages.create(**ASKED)
     assert message.content[0].text == "Hello there!" and message.stop_reason == "end_turn"
     assert message.usage.output_tokens == 13 and message._request_id.startswith("req_")
+
+
+def test_the_validator_sees_the_direct_path(server: Served, carrier: Carrier) -> None:
+    guard = validator()
+    http = http_client(carriers=(carrier,), event_hooks=guard.event_hooks())
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, http_client=http) as client:
+        client.messages.create(**ASKED)
+        assert list(client.messages.create(**ASKED, stream=True))
+        client.models.list()
+    told = guard.report()
+    assert told.checked == 2 and told.missed == 0, told
 
 
 def test_debug_tells_the_id_that_the_server_knows_it_by(

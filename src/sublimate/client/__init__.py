@@ -5,26 +5,38 @@ best way there is: HTTP/3, gRPC, binary frames. What the SDK sees is HTTP with s
 
 In call order: choice.py (which carriers a request may take), core.py (what a client knows),
 transport.py (what the HTTP library calls), network.py and race.py (connections, on the thread of
-background.py), quic.py (HTTP/3), pipe.py (an answer's bytes, from there to the reader).
+background.py), quic.py (HTTP/3), pipe.py (an answer's bytes, from there to the reader). Beside it
+validation.py and alerts.py look at answers, for any client of the library.
 
-defines: http_client, async_http_client
+defines: http_client, async_http_client, validator
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from .report import Report as Report
 from .report import Used as Used
+from .validation import DIRECT_PATHS
+from .validation import TrafficPausedError as TrafficPausedError
+from .validation import Validator as Validator
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Report", "Used", "async_http_client", "http_client"]
+__all__ = [
+    "Report",
+    "TrafficPausedError",
+    "Used",
+    "Validator",
+    "async_http_client",
+    "http_client",
+    "validator",
+]
 
 CONNECTIONS_MAX = 1000
 IDLE_CONNECTIONS_MAX = 100
@@ -50,6 +62,34 @@ def async_http_client(
 ) -> httpx.AsyncClient:
     """The same for `anthropic.AsyncAnthropic`, in asyncio. Raises ConfigError."""
     return _make("AsyncClient", carriers, verify, library, options)
+
+
+def validator(
+    *,
+    compute_paths: Sequence[str] = DIRECT_PATHS,
+    policy_digest: str | None = None,
+    utilization: tuple[float, float] = (0.0, 1.0),
+    webhook: str = "",
+    webhook_headers: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Validator:
+    """Looks whether answers took the direct path: its `event_hooks()` and `async_event_hooks()` are
+    for any client of the HTTP library.
+
+    compute_paths: values of X-Compute-Path that are right. policy_digest: that X-Layer-Config has
+    to be; None: the one of this installation, empty: any. utilization: least and greatest share.
+    webhook: is POSTed a JSON object when traffic pauses and when it goes on. options: others of
+    Validator (misses_max, probe_seconds, pauses, paths). Raises ConfigError.
+    """
+    from .. import _core
+    from .alerts import Alerts
+    from .validation import Expected
+
+    digest = _core.POLICY_DIGEST if policy_digest is None else policy_digest
+    expected = Expected(
+        compute_paths=tuple(compute_paths), policy_digest=digest, utilization=utilization
+    )
+    return Validator(expected, Alerts(webhook, webhook_headers), **options)
 
 
 def _make(
