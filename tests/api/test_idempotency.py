@@ -97,7 +97,7 @@ FORMS = ("events", "frames", "call")
 
 def events_of(served: Served, form: str, key: str, *, check: bool = True) -> list[Any]:
     """Of one stream, as JSON."""
-    asked = body("count", **COUNT)
+    asked = body("count", stream=True, max_tokens=500)
     if form == "call":
         with connected(served) as client:
             call = client.stream(
@@ -131,7 +131,7 @@ def test_one_key_in_any_form(slow: Served, first: str) -> None:
     for thread in threads:
         thread.join()
     told |= {f"{form} again": events_of(slow, form, first) for form in FORMS}
-    assert len(told[first]) > 1000
+    assert len(told[first]) > 100
     for form, events in told.items():
         assert events == told[first], form
     assert accepted(slow) == before + 1

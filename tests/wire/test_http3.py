@@ -22,6 +22,8 @@ from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
 from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
+from sublimate.edge.quic.listener import _secret_of
+from sublimate.edge.quic.transport import reset_token
 
 COUNT = {"stream": True, "max_tokens": 4000, "seed": 1}
 
@@ -233,6 +235,31 @@ def test_who_reads_nothing_is_cut_off_and_others_are_not(pair: tuple[Path, Path]
         wait_until(served.idle)
         assert served.server.metrics.ends["slow_reader"] == 1
         slow.close()
+
+
+def test_a_connection_that_is_not_known_is_reset(
+    served: Served, pair: tuple[Path, Path], client: Client
+) -> None:
+    """By the token that its client was given with the label (RFC 9000, section 10.3), also by a
+    server that begins anew with the same key; no larger than what asked for it."""
+    assert client.ask("GET", "/livez").status == 200
+    secret = _secret_of(str(pair[1]))
+    label = client.quic._peer_cid
+    assert reset_token(secret, label.cid) == label.stateless_reset_token
+    assert {len(other.stateless_reset_token) for other in client.quic._peer_cid_available} == {16}
+    for other in client.quic._peer_cid_available:
+        assert reset_token(secret, other.cid) == other.stateless_reset_token
+    unknown = bytes(range(8))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", served.server.ports["h3"]))
+        sock.settimeout(5.0)
+        for size, expected in ((21, 0), (22, 21), (40, 39), (1200, 43)):
+            sock.send(b"\x40" + unknown + b"\xaa" * (size - 9))
+            if expected:
+                reset = sock.recv(2048)
+                assert len(reset) == expected and reset[0] & 0xC0 == 0x40
+                assert reset.endswith(reset_token(secret, unknown))
+        assert client.ask("GET", "/livez").status == 200, "others go on"
 
 
 def test_what_is_no_handshake_is_forgotten(served: Served, client: Client) -> None:

@@ -282,6 +282,7 @@ class QuicSession(QuicConnectionProtocol):
                 self.close(error_code=ErrorCode.H3_GENERAL_PROTOCOL_ERROR)
                 self.end("The server has another certificate than it says.", WRONG_CERTIFICATE)
                 return
+        self._silent_ticks = 0
         self.early_data_accepted = event.early_data_accepted
         self.resumed = event.session_resumed
         self.handshake_milliseconds = (self._loop.time() - self._begun_seconds) * 1e3
