@@ -7,7 +7,8 @@
 namespace sublimate::limits {
 
 // ---- requests -------------------------------------------------------------------------------
-constexpr int32_t EDGES_MAX = 8;       // ring pairs one engine serves; one edge process each
+// Ring pairs one engine serves, one edge process each: sixteen workers, and some that take over.
+constexpr int32_t EDGES_MAX = 20;
 constexpr int32_t SEQUENCES_MAX = 128; // requests that run at once (rows of a decode step)
 constexpr int32_t QUEUE_MAX = 384; // accepted requests that wait in the engine, all edges together
 constexpr int32_t CONTEXT_TOKENS_MAX = 131072;

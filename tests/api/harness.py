@@ -31,7 +31,7 @@ from sublimate.edge.limits import HttpLimits
 from sublimate.edge.routes import Routes
 from sublimate.edge.server import create_server
 from sublimate.edge.textmodel import TextModel
-from sublimate.supervisor.listen import bind_udp
+from sublimate.supervisor.listen import bind_udp_each
 from tiny_model import STOP, ids, tiny_model
 
 WAIT_SECONDS = 10.0
@@ -167,7 +167,7 @@ def serve(
         sock,
         tls_sock=tls_sock,
         grpc_address="127.0.0.1:0" if grpc else "",
-        udp_sock=bind_udp(tls_sock) if tls_sock and http3 else None,
+        udp_sock=bind_udp_each([tls_sock])[0] if tls_sock and http3 else None,
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,

@@ -1,8 +1,9 @@
 """Runs a Supervisor with the stub edge and a scripted engine; events as JSON lines on stdout.
 
-usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS] [gpu=FILE]
+usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS] [gpu=FILE] [workers=COUNT]
 """
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from sublimate.cli.output import run_guarded
 from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.guard.engine_watch import EngineWatch
-from sublimate.supervisor.listen import bind
+from sublimate.supervisor.fleet import Launch
+from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
 from sublimate.supervisor.supervise import Supervisor
 
 
@@ -26,16 +28,17 @@ def main() -> int:
         edge=EdgeSettings(drain_seconds=1.0),
     )
     reporter = JsonReporter(settings, "script", time.monotonic())
-    with bind("127.0.0.1", 0) as listen:
-        return Supervisor(
-            settings,
-            model_path="/nonexistent.gguf",
-            model_name="script",
-            listen=listen,
-            reporter=reporter,
-            edge_module="stub_edge",
-            watch=EngineWatch(watchdog_seconds, open_gpu=lambda _: sensors),
-        ).run()
+    launch = Launch(
+        settings=settings,
+        model_path="/nonexistent.gguf",
+        model_name="script",
+        edge_module="stub_edge",
+        make_watch=lambda: EngineWatch(watchdog_seconds, open_gpu=lambda _: sensors),
+    )
+    with contextlib.ExitStack() as stack:
+        socks = bind_each("127.0.0.1", 0, int(given.get("workers", "1")))
+        each = tuple(WorkerSockets(stack.enter_context(sock)) for sock in socks)
+        return Supervisor(launch, Listeners(each), reporter).run()
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        children = self.children()
+        children = [pid for pids in self.pids().values() for pid in pids]
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -88,7 +88,7 @@ class Server:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-        wait_until(lambda: not any(alive(pid) for pid in children.values()))
+        wait_until(lambda: not any(map(alive, children)))
 
     def event(self, name: str, seconds: float = 20.0) -> dict[str, Any]:
         """The next event of that name; others before it are passed over."""
@@ -108,15 +108,19 @@ class Server:
         return event
 
     def children(self) -> dict[str, int]:
-        """Module of each child -> its process id."""
-        found: dict[str, int] = {}
+        """Module of each child -> its process id; of several the last one's."""
+        return {module: pids[-1] for module, pids in self.pids().items()}
+
+    def pids(self) -> dict[str, list[int]]:
+        """Module of the children -> their process ids, the oldest first."""
+        found: dict[str, list[int]] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
                 fields = path.read_text().rpartition(")")[2].split()
                 if int(fields[1]) == self.process.pid and fields[0] not in "ZX":
                     command = (path.parent / "cmdline").read_bytes().split(b"\0")
-                    found[command[2].decode()] = int(path.parent.name)
-        return found
+                    found.setdefault(command[2].decode(), []).append(int(path.parent.name))
+        return {module: sorted(pids) for module, pids in found.items()}
 
     def get(self, path: str = "/", seconds: float = 5.0) -> dict[str, Any]:
         """JSON of a GET."""

@@ -51,7 +51,7 @@ class StubEdge:
                 self.control.send(channel.EdgeReady(info={"template": "stub"}))
             case channel.EngineUp(edge=pair):
                 self.pair = pair
-                region = _core.Region.attach(*fds)
+                region = _core.Region.attach(*fds[:3])
                 for fd in fds:
                     os.close(fd)
                 self.client = _core.EdgeClient(region, None)

@@ -25,14 +25,21 @@ class FakeServer:
         self.refuses = False
 
     def engine_up(
-        self, region: _core.Region, info: dict[str, Any], on_broken: Callable[[], None]
+        self,
+        region: _core.Region,
+        info: dict[str, Any],
+        on_broken: Callable[[], None],
+        *,
+        engine: int,
+        worker: int,
+        prefixes: _core.PrefixTable | None,
     ) -> None:
         if self.refuses:
             raise _core.CoreError("no")
         self.ups.append(region)
         self.on_broken = on_broken
 
-    def engine_lost(self, reason: str = "", message: str = "") -> None:
+    def engine_lost(self, reason: str = "", message: str = "", *, engine: int = 0) -> None:
         self.losses += 1
 
 
@@ -86,7 +93,9 @@ def test_a_region_is_taken_and_the_descriptors_that_came_are_closed(running: Run
     assert running.said() == [channel.RegionBroken(edge=3)]
 
 
-@pytest.mark.parametrize("case", ["too few", "none", "too many", "no region", "refused"])
+@pytest.mark.parametrize(
+    "case", ["too few", "none", "too many", "no table", "no region", "refused"]
+)
 def test_a_region_that_cannot_be_used_is_told_and_leaks_nothing(
     running: Running, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +106,8 @@ def test_a_region_that_cannot_be_used_is_told_and_leaks_nothing(
     fds = {
         "too few": region.fds[:2],
         "none": (),
-        "too many": (*region.fds, read_end),
+        "too many": (*region.fds, read_end, read_end),
+        "no table": (*region.fds, read_end),
         "no region": (read_end, *region.fds[1:]),
         "refused": region.fds,
     }[case]

@@ -67,19 +67,11 @@ def test_the_wire_form_is_the_documented_one() -> None:
     decoded = msgspec.json.decode(msgspec.json.encode(start))
     assert decoded["op"] == "start" and decoded["model_name"] == "m"
     for union, ops in (
-        (channel.FromEdge, {"ready", "region_broken", "drained"}),
+        (channel.FromEdge, {"ready", "region_broken", "engine_idle", "drained"}),
         (
             channel.ToEdge,
-            {
-                "start",
-                "kernel_memory",
-                "engine_up",
-                "engine_lost",
-                "health",
-                "reload",
-                "drain",
-                "stop",
-            },  # fmt: skip
+            {"start", "engine_up", "engine_lost", "engine_leaving", "health", "kernel_memory"}
+            | {"reload", "drain", "stop"},
         ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}

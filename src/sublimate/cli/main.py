@@ -79,6 +79,8 @@ def serve(
     tls_key: flags.TlsKey = None,
     grpc: flags.Grpc = None,
     grpc_port: flags.GrpcPort = None,
+    workers: flags.Workers = None,
+    routing: flags.Routing = None,
     legacy_layer: flags.LegacyLayer = None,
     legacy_port: flags.LegacyPort = None,
     stay: flags.Stay = None,
@@ -133,7 +135,7 @@ def serve(
         effective = _settings(config, **given)
         from .serve import serve as run
 
-        return run(effective)
+        return run(effective, lambda: _settings(config, **given))
 
     _exit(run_guarded(action))
 

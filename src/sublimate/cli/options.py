@@ -36,6 +36,8 @@ def _option(name: str, *extra: str) -> Any:
 Model = Annotated[str | None, _option("model", "-m")]
 Host = Annotated[str | None, _option("host")]
 Port = Annotated[int | None, _option("port", "-p")]
+Workers = Annotated[int | None, _option("workers", "-w")]
+Routing = Annotated[str | None, _option("routing")]
 LegacyLayer = Annotated[bool | None, _option("legacy_layer")]
 LegacyPort = Annotated[int | None, _option("legacy_port")]
 Stay = Annotated[bool | None, _option("stay")]

@@ -68,6 +68,9 @@ class JsonReporter:
     def unavailable(self, url: str, reason: str, message: str) -> None:
         self._say("unavailable", url=url, reason=reason, message=message)
 
+    def reloaded(self, failure: str) -> None:
+        self._say("reloaded", failure=failure)
+
     def draining(self, seconds: float) -> None:
         self._say("draining", seconds=seconds)
 
@@ -136,6 +139,9 @@ class ScreenReporter:
     def unavailable(self, url: str, reason: str, message: str) -> None:
         self._end_bar()
         self._console.print(f"Every request to {url} gets 503 {reason}: {message}", soft_wrap=True)
+
+    def reloaded(self, failure: str) -> None:
+        self._console.print(f"Not reloaded. {failure}" if failure else "Reloaded.")
 
     def draining(self, seconds: float) -> None:
         self._end_bar()

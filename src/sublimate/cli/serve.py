@@ -6,8 +6,11 @@ defines: check_header, serve
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import socket
 import time
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +25,11 @@ from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
-from ..model.files import fetch
-from ..supervisor.listen import bind, bind_udp, hold
+from ..model.files import ModelFile, fetch
+from ..supervisor.fleet import EDGE_MODULE, Launch
+from ..supervisor.listen import Listeners, WorkerSockets, bind, bind_each, bind_udp_each, hold
 from ..supervisor.notify import NotifyingReporter
-from ..supervisor.supervise import EDGE_MODULE, Supervisor
+from ..supervisor.supervise import Supervisor
 from .certificate import own_certificate
 from .output import note
 from .screen import JsonReporter, ScreenReporter
@@ -99,8 +103,46 @@ def _begin_run(settings: Settings, reporter: JsonReporter | ScreenReporter) -> R
     return record
 
 
-def serve(effective: Effective) -> ExitCode:
-    """Runs until a signal. Raises SublimateError."""
+def _bound(settings: Settings, stack: contextlib.ExitStack) -> Listeners:
+    """All sockets of all workers, closed with the stack. Raises ConfigError, ListenError."""
+    server = settings.server
+
+    def held(socks: list[socket.socket]) -> list[socket.socket]:
+        for sock in socks:
+            stack.enter_context(sock)
+        return socks
+
+    http = held(bind_each(server.host, server.port, server.workers))
+    https: list[socket.socket] = []
+    h3: list[socket.socket] = []
+    if settings.edge.tls_certificate:
+        https = held(bind_each(server.host, server.tls_port, server.workers))
+        if server.http3:
+            h3 = held(bind_udp_each(https))
+    grpc_address = ""
+    if _speaks_grpc(settings, http[0].getsockname()[0]):
+        port_held = stack.enter_context(hold(server.host, server.grpc_port))
+        address, port = port_held.getsockname()[:2]
+        grpc_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    each = itertools.zip_longest(http, https, h3)
+    return Listeners(tuple(WorkerSockets(*socks) for socks in each), grpc_address)
+
+
+def _launch(settings: Settings, file: ModelFile, edge_module: str) -> Launch:
+    check_header(str(file.path))
+    about = file.path.stat()
+    return Launch(
+        settings=settings,
+        model_path=str(file.path),
+        model_name=file.name,
+        edge_module=edge_module,
+        model_stamp=(about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns),
+    )
+
+
+def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -> ExitCode:
+    """Runs until a signal. `reread`: the settings as they are when somebody reloads. Raises
+    SublimateError."""
     started_seconds = time.monotonic()
     settings = effective.settings
     if settings.engine.script:
@@ -109,39 +151,30 @@ def serve(effective: Effective) -> ExitCode:
     reporter_class = JsonReporter if settings.log.log_format == "json" else ScreenReporter
     reporter = reporter_class(settings, settings.model, started_seconds)
     # A port that is taken is told before a long download, and after who may still have it is gone.
-    with contextlib.ExitStack() as sockets:
+    with contextlib.ExitStack() as stack:
         if (record := _begin_run(settings, reporter)) is not None:
-            sockets.callback(record.close)
-        listen = sockets.enter_context(bind(settings.server.host, settings.server.port))
-        listen_tls = listen_udp = None
-        if settings.edge.tls_certificate:
-            listen_tls = sockets.enter_context(bind(settings.server.host, settings.server.tls_port))
-            if settings.server.http3:
-                listen_udp = sockets.enter_context(bind_udp(listen_tls))
-        grpc_address = ""
-        if _speaks_grpc(settings, listen.getsockname()[0]):
-            held = sockets.enter_context(hold(settings.server.host, settings.server.grpc_port))
-            address, port = held.getsockname()[:2]
-            grpc_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        file = fetch(settings.model, cache_folder(settings), reporter.fetching)
-        reporter.model_name = file.name
-        check_header(str(file.path))
+            stack.callback(record.close)
+        listeners = _bound(settings, stack)
+
+        def launch(settings: Settings, edge_module: str) -> Launch:
+            file = fetch(settings.model, cache_folder(settings), reporter.fetching)
+            reporter.model_name = file.name
+            return _launch(settings, file, edge_module)
+
         edge_module = EDGE_MODULE
+        first = launch(settings, edge_module)
         if settings.server.legacy_layer:
             from ..legacy import layer
 
-            port = sockets.enter_context(bind(settings.server.host, settings.server.legacy_port))
-            sockets.enter_context(layer.legacy_layer(settings, listen, port))
+            port = stack.enter_context(bind(settings.server.host, settings.server.legacy_port))
+            stack.enter_context(layer.legacy_layer(settings, listeners.http, port))
             edge_module = layer.EDGE_MODULE
-        supervisor = Supervisor(
-            settings,
-            model_path=str(file.path),
-            model_name=file.name,
-            listen=listen,
-            listen_tls=listen_tls,
-            grpc_address=grpc_address,
-            listen_udp=listen_udp,
-            reporter=NotifyingReporter(reporter),
-            edge_module=edge_module,
-        )
-        return supervisor.run()
+            first = msgspec.structs.replace(first, edge_module=edge_module)
+
+        def relaunch() -> Launch:
+            now = _found((reread() if reread is not None else effective).settings)
+            # Where it listens, and how many there are, is settled while it runs.
+            now = msgspec.structs.replace(now, server=settings.server)
+            return launch(now, edge_module)
+
+        return Supervisor(first, listeners, NotifyingReporter(reporter), relaunch).run()

@@ -81,6 +81,13 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=QUEUE_MAX, description="Requests that may wait; beyond it 529."),
     ] = QUEUE_DEFAULT
+    routing: Annotated[
+        Literal["prefix", "off"],
+        Meta(
+            description="With several workers, prefix: a request goes to the engine that has read "
+            "the most of its prompt before; off: to the one beside its connection."
+        ),
+    ] = "prefix"
     tool_result_images: Annotated[
         Literal["refuse", "note"],
         Meta(

@@ -19,6 +19,7 @@ from .section import (
     KERNEL_ENTRIES_MAX,
     PORT_MAX,
     WATCHDOG_SECONDS_MAX,
+    WORKERS_MAX,
     Section,
 )
 
@@ -30,6 +31,15 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=PORT_MAX, description="Port to listen on; 0 takes a free one.")
     ] = DEFAULT_PORT
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=WORKERS_MAX,
+            description="Engines and edges, as many of each, on the same ports; an engine has its "
+            "own cache (docs/workers.md).",
+        ),
+    ] = 1
     tls: Annotated[
         bool,
         Meta(description="HTTPS beside HTTP; without a certificate, with one made for loopback."),

@@ -4,8 +4,9 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, Health, Reload, Drain,
-         Stop), from it (EdgeReady, RegionBroken, Drained), Received, Channel, names of threads
+         Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, EngineLeaving, Health,
+         Reload, Drain, Stop), from it (EdgeReady, RegionBroken, EngineIdle, Drained), Received,
+         Channel, names of threads
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..config import EdgeSettings, EngineSettings, LogSettings
 from ..kernel.reason import Reason
 
 DATAGRAM_BYTES_MAX = 128 * 1024
-DESCRIPTORS_MAX = 8
+DESCRIPTORS_MAX = 16
 LOOP_THREAD, COMPUTE_THREAD = "loop", "compute"
 """Names of the engine's threads that make steps (core/cpu/threads.cpp names its own)."""
 
@@ -96,6 +97,16 @@ class Start(Message, frozen=True, tag="start"):
     model_path: str
     model_name: str
     grpc_address: str = ""
+    number: int = 0
+    """Unlike that of any other edge that runs."""
+    worker: int = 0
+    workers: int = 1
+    secret: bytes = b""
+    """The server's, the same for all its edges: signatures and tenants come from it."""
+    prefix_secret: int = 0
+    """That of its engines, as in Load."""
+    waits: bool = False
+    """It takes over from another: it listens once there is an engine."""
 
 
 class KernelMemory(Message, frozen=True, tag="kernel_memory"):
@@ -112,21 +123,27 @@ class KernelMemory(Message, frozen=True, tag="kernel_memory"):
 
 
 class EngineUp(Message, frozen=True, tag="engine_up"):
-    """An engine serves the region whose three descriptors travel with this message.
+    """An engine serves the region whose three descriptors travel with this message; behind them
+    that of its PrefixTable.
 
-    `edge` names the pair, as in Attach; RegionBroken says it again.
+    `edge` names the pair, as in Attach; RegionBroken says it again. `engine` names the engine,
+    `worker` whose it is.
     """
 
     info: dict[str, Any]
     edge: int = 0
+    engine: int = 0
+    worker: int = 0
 
 
 class EngineLost(Message, frozen=True, tag="engine_lost"):
-    """The engine ended: fail what is in flight, answer 503 until the next EngineUp.
+    """The engine ended: fail what is in flight there; without another one answer 503 until the next
+    EngineUp.
 
     `reason` is not empty when it will not come back (`serve --stay`): the body of the 503.
     """
 
+    engine: int = 0
     reason: str = ""
     message: str = ""
 
@@ -142,14 +159,25 @@ class Health(Message, frozen=True, tag="health"):
     fault: Literal["", "no_turn", "no_step", "starved", "gpu_hot", "gpu_idle"] = ""
 
 
+class EngineLeaving(Message, frozen=True, tag="engine_leaving"):
+    """Give that engine nothing more, and say EngineIdle when it has nothing left to do here."""
+
+    engine: int
+
+
 class Reload(Message, frozen=True, tag="reload"):
     """Read the keys file again; what is being answered goes on."""
 
 
 class Drain(Message, frozen=True, tag="drain"):
-    """Accept nothing new, let streams finish within `seconds`, then answer Drained."""
+    """Accept nothing new, let streams finish within `seconds`, then answer Drained.
+
+    `serves`: another edge has taken over. What still comes on open connections is served, and
+    their clients are told to go.
+    """
 
     seconds: float
+    serves: bool = False
 
 
 # ---- edge -> supervisor ----
@@ -166,14 +194,22 @@ class RegionBroken(Message, frozen=True, tag="region_broken"):
     edge: int
 
 
+class EngineIdle(Message, frozen=True, tag="engine_idle"):
+    """That engine leaves, and has nothing in flight here any more."""
+
+    engine: int
+
+
 class Drained(Message, frozen=True, tag="drained"):
     """No request is in flight any more."""
 
 
 ToEngine = Load | Attach | Detach | Stop
 FromEngine = Progress | Ready | Failed | Attached
-ToEdge = Start | KernelMemory | EngineUp | EngineLost | Health | Reload | Drain | Stop
-FromEdge = EdgeReady | RegionBroken | Drained
+ToEdge = (
+    Start | KernelMemory | EngineUp | EngineLost | EngineLeaving | Health | Reload | Drain | Stop
+)
+FromEdge = EdgeReady | RegionBroken | EngineIdle | Drained
 
 WORD_BYTES = array.array("i").itemsize
 RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * WORD_BYTES)

@@ -56,8 +56,9 @@ NAME_LABEL = b"name:"
 class Access:
     """The rules of one server. On the event loop's thread only."""
 
-    def __init__(self, settings: EdgeSettings) -> None:
-        """Raises ConfigError for a keys file that is not valid."""
+    def __init__(self, settings: EdgeSettings, secret: bytes = b"") -> None:
+        """secret: that all edges of a server tell tenants apart by; empty: one of the keys. Raises
+        ConfigError for a keys file that is not valid."""
         digests = [_digest(key.encode()) for key in settings.api_keys]
         self._unnamed = [(digest, Owner(digest)) for digest in digests]
         self._file = Path(settings.keys_file) if settings.keys_file else None
@@ -70,7 +71,7 @@ class Access:
         # that a client or the interpreter chooses. Of the first keys: another reading of the file
         # moves nobody's cache.
         known = sorted(digest for digest, _ in self._owners)
-        self._secret = hashlib.sha256(TENANT_LABEL + b"".join(known)).digest()
+        self._secret = secret or hashlib.sha256(TENANT_LABEL + b"".join(known)).digest()
         self._any_origin = "*" in settings.cors_origins
         self._origins = frozenset(settings.cors_origins)
         self._tenants: dict[bytes, Tenant] = {}

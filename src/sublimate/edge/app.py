@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import logging
 import os
-import secrets
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,6 +27,7 @@ from ..kernel.metrics import connection_families
 from . import limits
 from .access import Access
 from .engine import EngineLink
+from .engines import Engines
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
@@ -39,6 +39,7 @@ from .observe.log import log_body, log_exchange
 from .observe.metrics import Metrics
 from .observe.stories import Stories
 from .observe.telemetry import open_telemetry
+from .place import ALONE, Place
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
 from .stream import Answer
@@ -54,9 +55,7 @@ DEBUG_PATHS = "/v1/debug/"
 """Requests that ask for stories have none."""
 QUIET_PATHS = frozenset(("/", "/api/hello", "/livez", "/readyz", "/health", "/ping", "/metrics"))
 GRPC = "application/grpc"
-SIGNATURE_KEY_BYTES = 32
 CLIENT_GONE = "client_gone"
-FOREVER_REASONS = ("hardware_not_supported", "load_failed")
 
 
 def package_version() -> str:
@@ -90,32 +89,38 @@ class EdgeServer:
         model: TextModel,
         routes: Routes,
         http_limits: HttpLimits | None = None,
+        place: Place = ALONE,
     ) -> None:
         self.settings = settings
+        self.place = place
         self.model = model
         self.routes = routes
         self.limits = http_limits or HttpLimits()
         self.takes_gzip = settings.request_gzip
-        self.access = Access(settings)
+        self.access = Access(settings, place.key("tenants") if place.secret else b"")
         self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
-        self.engine: EngineLink | None = None
         self.kernel = Connections()
         """What the kernel remembers of connections; nothing until the supervisor hands it on."""
         self.standing = Standing()
         """Of the engines, as the watchdog tells it."""
-        self.signature_key = secrets.token_bytes(SIGNATURE_KEY_BYTES)
-        """Of thinking blocks; a server knows its own until it restarts."""
-        self.draining = False
-        self.context_tokens = 0
-        """Served context; of the last engine while there is none."""
+        self.draining = self.leaving = False
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
-        self._unavailable: tuple[str, str] = ("engine_unavailable", "")
+        self.engines = Engines(
+            self.loop,
+            model.vocabulary,
+            self.metrics,
+            self.stories,
+            place.key("signatures"),
+            self.standing,
+            place=place,
+            routes=settings.routing == "prefix",
+        )
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         """Connections beyond the cap that have not read yet that they are."""
@@ -126,6 +131,7 @@ class EdgeServer:
         self._ticker: asyncio.TimerHandle | None = None
         self._drained: Callable[[], None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
         self._quic: QuicListener | None = None
         self._tls: ssl.SSLContext | None = None
@@ -136,7 +142,8 @@ class EdgeServer:
         self.tls_info: dict[str, str] = {}
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
-        self.metrics.engine = lambda: self.engine
+        self.metrics.engines = lambda: self.engines.links
+        self.metrics.worker = str(place.worker) if place.workers > 1 else None
         self.metrics.parts += [self.standing.families, orphan_families]
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.metrics.relaxations = model.grammars.relaxed
@@ -237,6 +244,7 @@ class EdgeServer:
         self._refused.discard(connection)
         self.kernel.forget(connection.key)
         self.metrics.connections = len(self._connections)
+        self._tell_if_drained()
 
     def error_shape(self, path: str) -> ErrorShape:
         return self.routes.error_shape(path)
@@ -405,7 +413,7 @@ class EdgeServer:
     def _tick(self) -> None:
         """Once a second while answers are open: pings, and the load figure that outlives them."""
         self._ticker = None
-        if self.engine is not None and (share := self.engine.stats()["utilization_ppm"]):
+        if share := max((one.stats()["utilization_ppm"] for one in self.engines.links), default=0):
             self.metrics.load_utilization_ppm = share
         now = time.monotonic()
         for answer in list(self._answers):
@@ -414,75 +422,55 @@ class EdgeServer:
             self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
 
     # ---- engine --------------------------------------------------------------------------------
+    @property
+    def engine(self) -> EngineLink | None:
+        """One that serves; None: there is none."""
+        return self.engines.first
+
+    @property
+    def context_tokens(self) -> int:
+        """Served context; of the last engine while there is none."""
+        return self.engines.context_tokens
+
     def engine_up(
         self,
         region: _core.Region,
         info: dict[str, Any],
         on_broken: Callable[[], None] = lambda: None,
+        *,
+        engine: int = 0,
+        worker: int = 0,
+        prefixes: _core.PrefixTable | None = None,
     ) -> None:
-        """An engine serves this region from now on. `on_broken` is called, once, when the region
-        turns out to be of no use; by then all that was in flight has got its error. Raises
-        CoreError if it is of no use from the start."""
-        self.engine_lost()
-        link = EngineLink(
-            self.loop,
-            region,
-            self.model.vocabulary,
-            info,
-            lambda: self._engine_broke(link, on_broken),
-            self.metrics.inter_token,
-            self.signature_key,
-            self.metrics.fallbacks,
-        )
-        self.engine = link
-        self.stories.engine_up(link.trace)
-        self.context_tokens = link.context_tokens
+        """As Engines.up."""
+        self.engines.up(region, info, on_broken, engine, worker, prefixes)
 
-    def _engine_broke(self, link: EngineLink, tell: Callable[[], None]) -> None:
-        # A request that was long in preparation may still hold the link before this one.
-        if self.engine is link:
-            self.engine_lost()
-            tell()
-
-    def engine_lost(self, reason: str = "", message: str = "") -> None:
-        """The engine ended. In-flight requests end now; new ones are 503 until the next one."""
-        known = reason if reason in FOREVER_REASONS else "engine_unavailable"
-        self._unavailable = (known, message)
-        engine, self.engine = self.engine, None
-        if engine is not None:
-            engine.close()
-            self.stories.engine_lost()
+    def engine_lost(self, reason: str = "", message: str = "", *, engine: int = 0) -> None:
+        """As Engines.lost."""
+        self.engines.lost(engine, reason, message)
 
     def engine_or_refuse(self) -> EngineLink:
         """Raises ApiError while draining, without an engine, or with one that is not well."""
         if self.draining:
             raise self.draining_error()
-        if self.engine is None:
-            raise self._unavailable_error()
-        if self.standing.is_tripped():
+        if (engine := self.engine) is None:
+            raise self.engines.unavailable_error()
+        if self.engines.is_tripped:
             raise ApiError("engine_tripped").after(limits.TRIPPED_RETRY_SECONDS)
-        return self.engine
+        return engine
 
     def draining_error(self) -> ApiError:
         return ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS)
-
-    def _unavailable_error(self) -> ApiError:
-        code, finding = self._unavailable
-        error = ApiError(code)
-        if code == "engine_unavailable":
-            return error.after(limits.ENGINE_LOST_RETRY_SECONDS)
-        error.extra = {"reason": code, "finding": finding}
-        return error
 
     def unready_reason(self) -> str:
         """Empty if new requests would be served."""
         if self.draining:
             return "draining"
-        if self.engine is None:
-            return self._unavailable[0]
-        if self.standing.is_tripped():
+        if (engine := self.engine) is None:
+            return self.engines.unavailable_reason
+        if self.engines.is_tripped:
             return "engine_tripped"
-        return "" if self.engine.is_healthy() else "engine_stalled"
+        return "" if engine.is_healthy() else "engine_stalled"
 
     def reload(self) -> None:
         """Read the keys file and the certificate again, each whatever becomes of the other. What is
@@ -512,24 +500,52 @@ class EdgeServer:
             self._quic.reload(certificate, key)
 
     # ---- end -----------------------------------------------------------------------------------
-    def drain(self, seconds: float, drained: Callable[[], None]) -> None:
-        """Take nothing new, let answers finish within `seconds`, then call `drained` once."""
+    def drain(self, seconds: float, drained: Callable[[], None], *, serves: bool = False) -> None:
+        """Take nothing new, let answers finish within `seconds`, then call `drained` once.
+        `serves`: another process has the sockets now. What open connections still ask is answered,
+        as the last that they are."""
         if self.draining:
             return
-        self.draining = True
+        self.leaving = True
         self._drained = drained
+        if serves:
+            self._hand_over(seconds)
+            return
+        self.draining = True
         for part in self._parts.values():
             part.drain()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         self._drain_timer = self.loop.call_later(seconds, self._end_answers)
         for connection in list(self._connections):
             connection.close_if_idle()
         self._tell_if_drained()
 
+    def _hand_over(self, seconds: float) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for part in self._parts.values():
+            part.drain()
+        for connection in list(self._connections):
+            connection.go_away()
+        self._idle_timer = self.loop.call_later(limits.LEAVING_IDLE_SECONDS, self._close_idle)
+        self._drain_timer = self.loop.call_later(seconds, self._end_answers)
+        self._tell_if_drained()
+
+    def _close_idle(self) -> None:
+        """Clients that have asked nothing for a while since."""
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        self._idle_timer = self.loop.call_later(limits.LEAVING_IDLE_SECONDS, self._close_idle)
+
     def _end_answers(self) -> None:
+        self.draining = True
         for answer in list(self._answers):
             answer.abort(self.draining_error(), "draining")
 
     def _tell_if_drained(self) -> None:
+        if self.leaving and not self.draining and self._connections:
+            return  # they may ask once more
         if self._drained is not None and not self._answers and not self._tasks:
             drained, self._drained = self._drained, None
             # After the last bytes were handed to their sockets.
@@ -539,8 +555,9 @@ class EdgeServer:
         """End at once. Idempotent."""
         for listener in self._listeners:
             listener.close()
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
+        for timer in (self._drain_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
         for part in self._parts.values():
             part.close()
         self._parts.clear()
@@ -552,7 +569,7 @@ class EdgeServer:
             connection.close()
         if self._quic is not None:
             self._quic.close()
-        self.engine_lost()
+        self.engines.close()
         if self.telemetry is not None:
             self.telemetry.close()
             self.telemetry = None

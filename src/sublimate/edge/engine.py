@@ -102,6 +102,10 @@ class EngineLink:
         fallbacks: Counter[tuple[str, str]] | None = None,
     ) -> None:
         self.info = info
+        self.number = self.worker = 0
+        """Of the engine, and of the worker that it is part of."""
+        self.prefixes: _core.PrefixTable | None = None
+        """What the engine has cached, and how busy it is."""
         self._loop = loop
         self._region = region
         self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
@@ -240,6 +244,11 @@ class EngineLink:
     @property
     def in_flight(self) -> int:
         return self._client.in_flight
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is not at its end, or has not begun."""
+        return self._open and bool(self._listeners or self._client.slots_in_use)
 
     @property
     def slots_in_use(self) -> int:

@@ -47,12 +47,12 @@ class NeedsThreadError(Exception):
 def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaitable[None] | None:
     """Answer a request, streamed or whole. Raises ApiError."""
     timing = exchange.timing = Timing(exchange.started_seconds)
-    engine = server.engine_or_refuse()
+    server.engine_or_refuse()
     return prepared(
         server,
         exchange,
         lambda body: surface.read(server, exchange, body),
-        engine.context_tokens,
+        server.context_tokens,
         lambda prompt: _submit(server, exchange, surface, prompt, timing),
         constrains=True,
     )
@@ -63,9 +63,11 @@ def _submit(
 ) -> None:
     """Hand a prepared request to the engine. Raises ApiError."""
     timing.prepared(*prompt.ends_ns)
-    engine = server.engine_or_refuse()  # it may have gone while a worker thread prepared
+    server.engine_or_refuse()  # it may have gone while a worker thread prepared
     if exchange.gone:
         return
+    tenant = server.access.tenant(exchange.tenant_key)
+    engine = server.engines.choose(prompt.ids, tenant, server.settings.queue_max)
     answer = _new_answer(server, engine, exchange, surface, prompt, timing)
     blocks = _blocks(server.model, prompt)
     answer.has_blocks = blocks is not None
@@ -77,7 +79,7 @@ def _submit(
         token_budget=room,
         stop_tokens=(*server.model.tokenizer.stop_tokens, *sampling.stop_token_ids),
         profile=prompt.generation.profile,
-        tenant=server.access.tenant(exchange.tenant_key),
+        tenant=tenant,
         format=answer.format,
         message_id=answer.message_id,
         model_name=prompt.generation.model_name,
@@ -90,7 +92,7 @@ def _submit(
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     key = exchange.wire.connection_key
     answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids)
-    server.stories.submitted(answer, ticket, submission)
+    server.stories.submitted(answer, engine.trace, ticket, submission)
     server.answer_begun(answer)
     if surface.begun is not None:
         surface.begun(server, answer)

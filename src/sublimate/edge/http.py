@@ -55,6 +55,10 @@ class Connection(Protocol):
         """Take nothing new; what is under way goes on."""
         ...
 
+    def go_away(self) -> None:
+        """Another process serves what is new: tell the client, as far as the protocol can."""
+        ...
+
     def close(self) -> None:
         """End it now."""
         ...
@@ -65,6 +69,9 @@ class Application(Protocol):
 
     limits: HttpLimits
     draining: bool
+    """Nothing new is served: an answer is a connection's last."""
+    leaving: bool
+    """Another process serves what is new: an answer that begins now is a connection's last."""
     takes_gzip: bool
     """Request bodies may be compressed."""
 
@@ -300,7 +307,7 @@ class HttpConnection(asyncio.Protocol):
             keep_alive = False
         has_body = coding is not None or bool(int(fields.get(b"content-length", b"0")))
         request = Request(self._parser.get_method().decode(), self._url, fields)
-        keep_alive = keep_alive and not self._application.draining
+        keep_alive = keep_alive and not self._application.leaving
         exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
         self._exchange = exchange
         exchange.error_shape = self._application.error_shape(request.path)
@@ -515,6 +522,9 @@ class HttpConnection(asyncio.Protocol):
         if self._current is None and not self._waiting and not self._in_body:
             self.transport.close()
             self._arm(limits.SEND_STALL_SECONDS)
+
+    def go_away(self) -> None:
+        """The next answer says it."""
 
     def _refuse(self, error: ApiError) -> None:
         """Answer an error whatever state the request is in, and end the connection."""

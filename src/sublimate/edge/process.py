@@ -27,11 +27,13 @@ from .app import EdgeServer
 from .faults import EdgeFaults
 from .limits import limits_from_environment
 from .observe.log import configure
+from .place import Place
 from .routes import Routes
-from .server import create_server
+from .server import listen_on
 from .textmodel import load_text_model
 
 REGION_DESCRIPTORS = 3
+"""Those of a region; one more where the engine tells what it has cached."""
 
 LOG = logging.getLogger("sublimate.edge")
 
@@ -56,6 +58,8 @@ class EdgeProcess:
         self._control = control
         self._routes = routes
         self._ended = asyncio.Event()
+        self._engine_came = asyncio.Event()
+        """There is an engine, or never will be."""
         self._server: EdgeServer | None = None
 
     async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
@@ -66,22 +70,31 @@ class EdgeProcess:
         if not 1 <= len(fds) <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
         sock, *secure = [socket.socket(fileno=fd) for fd in fds]
+        place = Place(
+            number=start.number,
+            worker=start.worker,
+            workers=start.workers,
+            secret=start.secret,
+            prefix_secret=start.prefix_secret,
+        )
         http_limits = limits_from_environment(os.environ)
-        self._server = await create_server(
-            start.settings,
-            model,
-            self._routes,
+        self._server = EdgeServer(start.settings, model, self._routes, http_limits, place)
+        loop = asyncio.get_running_loop()
+        self._control.setblocking(False)
+        if start.waits:
+            loop.add_reader(self._control.fileno(), self._follow, self._server)
+            await self._engine_came.wait()
+        await listen_on(
+            self._server,
             sock,
             tls_sock=secure[0] if secure else None,
             grpc_address=start.grpc_address,
             udp_sock=secure[1] if secure[1:] else None,
-            http_limits=http_limits,
         )
-        loop = asyncio.get_running_loop()
         folder = open_faults()
         faults = EdgeFaults(loop, folder) if folder is not None else None
-        self._control.setblocking(False)
-        loop.add_reader(self._control.fileno(), self._follow, self._server)
+        if not start.waits:
+            loop.add_reader(self._control.fileno(), self._follow, self._server)
         # What is loaded stays: no collection need walk it, while streams wait.
         gc.collect()
         gc.freeze()
@@ -109,7 +122,7 @@ class EdgeProcess:
                 LOG.exception("a control message cannot be read")
                 sys.exit(ExitCode.BUG)
             if received is None:
-                self._ended.set()
+                self._end()
                 return
             self._obey(server, received)
 
@@ -119,16 +132,18 @@ class EdgeProcess:
                 self._take_region(server, up, received.fds)
             case channel.KernelMemory() as memory:
                 server.kernel = _kernel_memory(memory, received.fds)
-            case channel.EngineLost(reason=reason, message=message):
-                server.engine_lost(reason, message)
+            case channel.EngineLost(engine=engine, reason=reason, message=message):
+                server.engine_lost(reason, message, engine=engine)
             case channel.Health(engine=engine, state=state, fault=fault):
                 server.standing.told(engine, Verdict(state, fault))
+            case channel.EngineLeaving(engine=engine):
+                server.engines.leave(engine, lambda: self._tell(channel.EngineIdle(engine=engine)))
             case channel.Reload():
                 server.reload()
-            case channel.Drain(seconds=seconds):
-                server.drain(seconds, lambda: self._tell(channel.Drained()))
+            case channel.Drain(seconds=seconds, serves=serves):
+                server.drain(seconds, lambda: self._tell(channel.Drained()), serves=serves)
             case channel.Stop():
-                self._ended.set()
+                self._end()
             case channel.Start():
                 LOG.error("a second start was ignored")
 
@@ -137,12 +152,18 @@ class EdgeProcess:
             self._tell(channel.RegionBroken(edge=up.edge))
 
         try:
-            if len(fds) != REGION_DESCRIPTORS:
+            if not REGION_DESCRIPTORS <= len(fds) <= REGION_DESCRIPTORS + 1:
                 raise _core.CoreError("a region has three descriptors")
-            server.engine_up(_core.Region.attach(*fds), up.info, broken)
+            region = _core.Region.attach(*fds[:REGION_DESCRIPTORS])
+            more = fds[REGION_DESCRIPTORS:]
+            prefixes = _core.PrefixTable.attach(more[0]) if more else None
+            server.engine_up(
+                region, up.info, broken, engine=up.engine, worker=up.worker, prefixes=prefixes
+            )
+            self._engine_came.set()
         except _core.CoreError:
             LOG.exception("the region of an engine cannot be used")
-            server.engine_lost()
+            server.engine_lost(engine=up.engine)
             broken()
         finally:
             for fd in fds:
@@ -152,7 +173,11 @@ class EdgeProcess:
         try:
             self._control.send(message)
         except OSError:
-            self._ended.set()  # the supervisor is gone
+            self._end()  # the supervisor is gone
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._engine_came.set()
 
 
 def _kernel_memory(memory: channel.KernelMemory, fds: tuple[int, ...]) -> Connections:

@@ -1,6 +1,6 @@
 """Starts an edge in the running event loop: for its own process, for tests, for use inside another.
 
-defines: create_server
+defines: create_server, listen_on
 """
 
 from __future__ import annotations
@@ -43,6 +43,19 @@ async def create_server(
     server = EdgeServer(settings, model, routes, http_limits)
     if region is not None:
         server.engine_up(region, engine_info or {})
+    await listen_on(server, sock, tls_sock=tls_sock, grpc_address=grpc_address, udp_sock=udp_sock)
+    return server
+
+
+async def listen_on(
+    server: EdgeServer,
+    sock: socket.socket,
+    *,
+    tls_sock: socket.socket | None = None,
+    grpc_address: str = "",
+    udp_sock: socket.socket | None = None,
+) -> None:
+    """As create_server says. Raises ConfigError, ListenError."""
     tune(sock)
     await server.listen(sock)
     if tls_sock is not None:
@@ -50,7 +63,6 @@ async def create_server(
         await server.listen_tls(tls_sock, udp_sock)
     if grpc_address:
         await server.listen_grpc(grpc_address)
-    return server
 
 
 def tune(sock: socket.socket) -> None:

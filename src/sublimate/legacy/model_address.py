@@ -61,7 +61,7 @@ class _Answer:
 class ModelAddress:
     """Everything behind the connections (Application of edge/http.py). On one event loop."""
 
-    draining = False
+    draining = leaving = False
     takes_gzip = False
 
     def __init__(self, http_limits: HttpLimits, gateway: str = "") -> None:

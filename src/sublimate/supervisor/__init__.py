@@ -1,6 +1,7 @@
-"""The supervisor: binds the socket, makes the shared memory, starts and restarts edge and engine.
+"""The supervisor: binds sockets, makes the shared memory, starts and restarts edges and engines.
 
-Reading order: listen, backoff, worker (one child), reporter (what a watcher is told),
-notify (what a service manager is told), supervise (the policy). The messages are in control/. This
-file stays empty.
+Reading order: listen, backoff, worker (one child), members (an engine, an edge), pairs (what is
+between them), reporter (what a watcher is told), notify (what a service manager is told), fleet
+(the policy), rolling (how all are replaced), wakeup (signals), supervise. The messages are in
+control/. This file stays empty.
 """

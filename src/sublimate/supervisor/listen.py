@@ -1,23 +1,95 @@
-"""The listening socket, bound once by the supervisor and inherited by every edge.
+"""The listening sockets, bound once by the supervisor and inherited by every edge.
 
-defines: bind, bind_udp, hold, address_url
+Of several workers each has sockets of its own on the same ports (SO_REUSEPORT): the kernel gives
+each connection to one of them. They outlive the edges, so that what waits to be accepted is
+accepted by the next one.
+
+defines: WorkerSockets, Listeners, bind, bind_each, bind_udp_each, hold, address_url
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
+
+import msgspec
 
 from ..errors import ListenError
 
 BACKLOG = 1024
 
 
+class WorkerSockets(msgspec.Struct, frozen=True):
+    """Of one worker."""
+
+    http: socket.socket
+    https: socket.socket | None = None
+    h3: socket.socket | None = None
+
+    def descriptors(self) -> tuple[int, ...]:
+        """In this order, without those that there are not."""
+        return tuple(one.fileno() for one in (self.http, self.https, self.h3) if one is not None)
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """Of all workers."""
+
+    workers: tuple[WorkerSockets, ...]
+    grpc_address: str = ""
+    """host:port, held; empty: no gRPC over HTTP/2."""
+
+    def __post_init__(self) -> None:
+        if len({(one.https is None, one.h3 is None) for one in self.workers}) != 1:
+            raise ValueError("all workers listen for the same")
+
+    @property
+    def http(self) -> socket.socket:
+        """One of those that have the server's address."""
+        return self.workers[0].http
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises ListenError."""
-    sock = _bound(host, port, "--port", BACKLOG)
-    sock.setblocking(False)
-    return sock
+    return bind_each(host, port, 1)[0]
+
+
+def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
+    """Listening TCP sockets with one address, one per worker; port 0 takes a free one. Raises
+    ListenError."""
+    if count < 1:
+        raise ValueError("somebody is to listen")
+    first = _bound(host, port, "--port")
+    try:
+        socks = [first, *_joined(first, count - 1)]
+        for sock in socks:
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+    except OSError as error:
+        first.close()
+        raise ListenError(_why(host, port, "--port", error)) from None
+    return socks
+
+
+def _joined(first: socket.socket, count: int) -> list[socket.socket]:
+    """More sockets at the address of one that was bound alone, so that nobody else had it before:
+    from now on the kernel lets sockets of this user join, and of nobody else. Raises OSError."""
+    if not count:
+        return []
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    more: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            more.append(socket.socket(first.family, first.type))
+            if first.type == socket.SOCK_STREAM:
+                more[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            more[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            more[-1].bind(first.getsockname())
+    except OSError:
+        for sock in more:
+            sock.close()
+        raise
+    return more
 
 
 def hold(host: str, port: int) -> socket.socket:
@@ -29,7 +101,7 @@ def hold(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _bound(host: str, port: int, flag: str, backlog: int = 0) -> socket.socket:
+def _bound(host: str, port: int, flag: str) -> socket.socket:
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
@@ -39,30 +111,32 @@ def _bound(host: str, port: int, flag: str, backlog: int = 0) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        if backlog:
-            sock.listen(backlog)
     except OSError as error:
         sock.close()
         raise ListenError(_why(host, port, flag, error)) from None
     return sock
 
 
-def bind_udp(sock: socket.socket) -> socket.socket:
-    """A UDP socket with the address and port of a TCP socket. Raises ListenError."""
+def bind_udp_each(socks: Sequence[socket.socket]) -> list[socket.socket]:
+    """UDP sockets with the address and port of TCP sockets that share one, as many. Raises
+    ListenError."""
+    sock = socks[0]
     if sock.type != socket.SOCK_STREAM:
         raise ValueError("a port of TCP was to be matched")
     host, port = sock.getsockname()[:2]
     twin = socket.socket(sock.family, socket.SOCK_DGRAM)
     try:
         twin.bind(sock.getsockname())
+        twins = [twin, *_joined(twin, len(socks) - 1)]
     except OSError as error:
         twin.close()
         raise ListenError(
             f"Cannot take UDP port {port} on {host} for HTTP/3: {error.strerror}. Choose another "
             "with --tls-port, or go without by --no-http3."
         ) from None
-    twin.setblocking(False)
-    return twin
+    for one in twins:
+        one.setblocking(False)
+    return twins
 
 
 def _why(host: str, port: int, flag: str, error: OSError) -> str:

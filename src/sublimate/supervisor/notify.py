@@ -55,6 +55,10 @@ class NotifyingReporter:
         self._inner.unavailable(url, reason, message)
         notify("READY=1", f"STATUS=Answers 503 on {url}: {message}")
 
+    def reloaded(self, failure: str) -> None:
+        self._inner.reloaded(failure)
+        notify(f"STATUS=Not reloaded: {failure}" if failure else "STATUS=Reloaded")
+
     def draining(self, seconds: float) -> None:
         self._inner.draining(seconds)
         notify("STOPPING=1", f"STATUS=Streams have {seconds:.0f} s to finish")

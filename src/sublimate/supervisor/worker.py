@@ -146,6 +146,12 @@ class Worker:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
+    def stop(self) -> None:
+        """It is not needed any more, and has a while to go."""
+        if self.kill_at_seconds is None:
+            self.ask_to_stop(at_once=False)
+            self.kill_at_seconds = time.monotonic() + ENDING_SECONDS
+
     def ask_to_stop(self, at_once: bool) -> None:
         if at_once or not self.send(channel.Stop()):
             self.kill()

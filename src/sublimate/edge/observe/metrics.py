@@ -9,7 +9,7 @@ defines: histogram_family, Metrics
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -125,7 +125,10 @@ class Metrics(Collector):
         self.connections = 0
         self.load_utilization_ppm = 0
         """Share of the roofline in the last whole second under load; 0 before the first."""
-        self.engine: Callable[[], EngineLink | None] = lambda: None
+        self.engines: Callable[[], Sequence[EngineLink]] = list
+        """That serve now."""
+        self.worker: str | None = None
+        """Of several, this one."""
         self.answers: Callable[[], int] = lambda: 0
         self.parts: list[Callable[[dict[str, str]], Iterator[Any]]] = []
         """More families, each told the labels of all."""
@@ -160,15 +163,26 @@ class Metrics(Collector):
 
     def _families(self) -> Iterator[Any]:
         labels = {"model_name": self._model_name, "engine": "0"}
+        if self.worker is not None:
+            labels = {"model_name": self._model_name, "worker": self.worker}
         yield from self._edge_families(labels)
         load = self.load_utilization_ppm / PARTS_PER_MILLION
         text = "Share of the measured roofline, last second that had load."
         yield _gauge("engine_utilization_under_load", text, load, labels)
         for part in self.parts:
-            yield from part(labels)
-        engine = self.engine()
-        if engine is not None:
-            yield from _loop_families(engine, labels)
+            yield from part({**labels, "engine": "0"})
+        yield from self._engine_families()
+
+    def _engine_families(self) -> list[Any]:
+        """Each family once, with the samples of all engines."""
+        merged: dict[str, Any] = {}
+        for engine in self.engines():
+            labels = {"model_name": self._model_name, "engine": str(engine.worker)}
+            for family in _loop_families(engine, labels):
+                known = merged.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return list(merged.values())
 
     def _edge_families(self, labels: dict[str, str]) -> Iterator[Any]:
         named = (

@@ -139,19 +139,21 @@ class Stories:
         self._is_always_traced = is_always_traced
         self._stories: dict[str, Story] = {}
         self._ended: deque[Story] = deque()
-        self._tickets: dict[tuple[int, int], Story] = {}
-        """Of the engine that serves now."""
-        self._engine: EngineTrace | None = None
+        self._tickets: dict[tuple[EngineTrace, int, int], Story] = {}
+        """Of the engines that serve now."""
+        self._engines: list[EngineTrace] = []
         self._followers: list[Follower] = []
         self._timer: asyncio.TimerHandle | None = None
         self.records_bytes = 0
         """Of all stories; see limits."""
-        self._step = b""
-        """The latest step of the loop; parts of it follow."""
+        self._steps: dict[EngineTrace, bytes] = {}
+        """The latest step of each loop; parts of it follow."""
 
     # ---- requests ------------------------------------------------------------------------------
-    def submitted(self, answer: Answer, ticket: Ticket, submission: Submission) -> None:
-        """The loop has been given a request."""
+    def submitted(
+        self, answer: Answer, engine: EngineTrace, ticket: Ticket, submission: Submission
+    ) -> None:
+        """The loop of that engine has been given a request."""
         story = _begun(answer.exchange)
         if story.request_id in self._stories:
             raise RuntimeError("a request is submitted once")
@@ -164,9 +166,9 @@ class Stories:
         story.prompt_tokens = answer.prompt_tokens
         story.token_budget = submission.token_budget
         story.slot, story.generation = ticket.slot, ticket.generation
-        story.engine = self._engine
+        story.engine = engine
         self._stories[story.request_id] = story
-        self._tickets[ticket.slot, ticket.generation] = story
+        self._tickets[engine, ticket.slot, ticket.generation] = story
         for follower in self._of(story):
             follower.submitted(story)
 
@@ -215,8 +217,10 @@ class Stories:
         while len(self._ended) > limits.STORIES_MAX:
             story = self._ended.popleft()
             del self._stories[story.request_id]
-            if self._tickets.get((story.slot, story.generation)) is story:
-                del self._tickets[story.slot, story.generation]
+            if story.engine is not None:
+                ticket = story.engine, story.slot, story.generation
+                if self._tickets.get(ticket) is story:
+                    del self._tickets[ticket]
             self.records_bytes -= len(story.records)
         for story in self._ended:
             if self.records_bytes <= limits.STORY_RECORDS_BYTES_MAX:
@@ -227,25 +231,26 @@ class Stories:
 
     # ---- the engine ----------------------------------------------------------------------------
     def engine_up(self, engine: EngineTrace) -> None:
-        self._engine = engine
+        self._engines.append(engine)
         self._watch()
 
-    def engine_lost(self) -> None:
+    def engine_lost(self, engine: EngineTrace) -> None:
         """What it has told is kept."""
         self.collect()
-        self._engine = None
-        self._tickets.clear()
-        self._step = b""
+        self._engines.remove(engine)
+        self._tickets = {key: story for key, story in self._tickets.items() if key[0] is not engine}
+        self._steps.pop(engine, None)
 
     def collect(self) -> None:
-        """Read what the loop has told since the last time."""
-        engine = self._engine
-        if engine is None:
-            return
+        """Read what the loops have told since the last time."""
+        for engine in self._engines:
+            self._collect(engine)
+
+    def _collect(self, engine: EngineTrace) -> None:
         for _ in range(READ_ROUNDS_MAX):
             missed, records = engine.read()
             if missed:
-                self._missed(missed)
+                self._missed(engine, missed)
             if not records:
                 return
             for at in range(0, len(records), RECORD_BYTES):
@@ -257,11 +262,11 @@ class Stories:
         record = records[at : at + RECORD_BYTES]
         if slot < 0:
             if kind == STEP:
-                self._step = record
+                self._steps[engine] = record
             for follower in self._followers:
                 follower.heard(None, engine, record)
             return
-        story = self._tickets.get((slot, generation))
+        story = self._tickets.get((engine, slot, generation))
         if story is None:
             return
         for follower in self._of(story):
@@ -269,14 +274,14 @@ class Stories:
         if len(story.records) >= limits.STORY_BYTES_MAX:
             story.left_out += 1
             return
-        kept = self._step + record if kind == PART else record
+        kept = self._steps.get(engine, b"") + record if kind == PART else record
         story.records += kept
         self.records_bytes += len(kept)
 
-    def _missed(self, records: int) -> None:
-        self._step = b""
+    def _missed(self, engine: EngineTrace, records: int) -> None:
+        self._steps.pop(engine, None)
         for story in self._tickets.values():
-            if not story.ended_ns:
+            if story.engine is engine and not story.ended_ns:
                 story.missed += records
         for follower in self._followers:
             follower.missed(records)
@@ -307,15 +312,15 @@ class Stories:
             self._followers.remove(follower)
         if not self._followers and not self._is_always_traced:
             self.collect()
-            if self._engine is not None:
-                self._engine.follow(0)
+            for engine in self._engines:
+                engine.follow(0)
 
     def _watch(self) -> None:
         """Keep the loop tracing, and read, as long as somebody wants that."""
         if not self._followers and not self._is_always_traced:
             return
-        if self._engine is not None:
-            self._engine.follow(limits.FOLLOW_SECONDS)
+        for engine in self._engines:
+            engine.follow(limits.FOLLOW_SECONDS)
         if self._timer is None:
             self._timer = self._loop.call_later(limits.TRACE_READ_SECONDS, self._read)
 

@@ -435,6 +435,15 @@ class Http3Connection:
         else:
             self.close()
 
+    def go_away(self) -> None:
+        """Its client is told to begin nothing more here; closed when all is done."""
+        if self._has_messages and not self._is_over and not self._is_leaving:
+            self._is_leaving = True
+            self.messages.go_away(self._last_stream_id)
+            self.transmit_soon()
+        else:
+            self.close_if_idle()
+
     # ---- once a second -------------------------------------------------------------------------
     def tick(self, now: float) -> None:
         """Deadlines, and a sign of life while answers are under way."""

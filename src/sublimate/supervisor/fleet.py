@@ -1,0 +1,482 @@
+"""All engines and edges of a server: what happens when one starts, speaks or ends.
+
+    start:  spawn engines (load) and edges (import) at once -> engine Ready -> a pair with each edge
+    engine ends:  EngineLost to the edges at once; restart with back-off; Ready -> pairs
+    edge ends:    Detach to the engines; restart with back-off on the same sockets; pairs
+    region broke: the edge says so; Detach to the engine, then the pair again, with back-off
+    engine hangs: EngineLost to the edges; it goes on -> pairs; it does not -> kill, so that it ends
+
+One's end touches its own pairs alone. On the supervisor's thread.
+
+defines: EDGE_MODULE, Launch, Fleet
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .. import _core
+from ..config import Settings
+from ..control import channel
+from ..control.child import spawn
+from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
+from ..guard.engine_watch import EngineWatch
+from .kernel_memory import KernelMemory
+from .listen import Listeners, address_url
+from .members import EdgeMember, EngineMember, Member, Role
+from .pairs import Pair, Pairs
+from .reporter import Reporter
+
+EDGE_MODULE = "sublimate.edge"
+SECRET_BYTES = 32
+PREFIX_SECRET_MAX = (1 << 64) - 1
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What members are started with; another one after `sublimate reload`."""
+
+    settings: Settings
+    model_path: str
+    model_name: str
+    edge_module: str
+    model_stamp: tuple[int, ...] = ()
+    """Tells one file at that path from another."""
+    make_watch: Callable[[], EngineWatch] | None = None
+    """For tests; None: as the settings say."""
+
+    def watch(self) -> EngineWatch:
+        """Of one engine."""
+        server = self.settings.server
+        if self.make_watch is not None:
+            return self.make_watch()
+        return EngineWatch(server.watchdog_seconds, server.gpu_temperature_max)
+
+    def __post_init__(self) -> None:
+        if not self.model_path or not self.edge_module:
+            raise ValueError("a model and what serves it are to be named")
+
+    def loads_otherwise(self, other: Launch) -> bool:
+        """An engine started with this is another one."""
+        mine = self.settings.engine, self.model_path, self.model_stamp
+        return mine != (other.settings.engine, other.model_path, other.model_stamp)
+
+
+class Fleet:
+    """See above. Whoever runs it asks `failure` after each call."""
+
+    def __init__(self, launch: Launch, listeners: Listeners, reporter: Reporter) -> None:
+        self.launch = launch
+        self.engines: list[EngineMember] = []
+        self.edges: list[EdgeMember] = []
+        self.failure: SublimateError | None = None
+        """Why nothing can be served; before there was anything that could."""
+        self.was_ready = False
+        self.is_ending = False
+        """Nothing is started any more."""
+        self.is_replacing = False
+        """Members come and go as they should."""
+        if not listeners.workers:
+            raise ValueError("there is a worker to start")
+        self._listeners = listeners
+        self._reporter = reporter
+        self._pairs = Pairs()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._prefix_secret = 1 + secrets.randbelow(PREFIX_SECRET_MAX)
+        self._kernel: KernelMemory | None = None
+        """From when it runs."""
+        self._engines_made = 0
+
+    # ---- members -------------------------------------------------------------------------------
+    @property
+    def members(self) -> list[Member]:
+        return [*self.engines, *self.edges]
+
+    def start(self) -> None:
+        """The first of all."""
+        if self.members:
+            raise RuntimeError("a fleet is started once")
+        self._kernel = KernelMemory(self.launch.settings.server)
+        for worker in range(len(self._listeners.workers)):
+            self.add_engine(worker)
+        for worker in range(len(self._listeners.workers)):
+            self.add_edge(worker)
+
+    def add_engine(self, worker: int, role: Role = "serving") -> EngineMember:
+        name = self._name("engine", worker)
+        engine = EngineMember(self._engines_made, worker, name, self.launch.watch())
+        self._engines_made += 1
+        engine.role = role
+        self.engines.append(engine)
+        self._start_engine(engine)
+        return engine
+
+    def add_edge(self, worker: int, role: Role = "serving") -> EdgeMember:
+        taken = {edge.number for edge in self.edges}
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        if number >= _core.LIMITS["EDGES_MAX"]:
+            raise RuntimeError("an engine serves no more edges")
+        name = self._name("edge", worker)
+        edge = EdgeMember(number, worker, name, self.launch.edge_module)
+        edge.role = role
+        self.edges.append(edge)
+        self._start_edge(edge)
+        return edge
+
+    def _name(self, kind: str, worker: int) -> str:
+        return kind if len(self._listeners.workers) == 1 else f"{kind} {worker}"
+
+    def is_up(self, *more: Member) -> bool:
+        """All that serve, and these, can be reached by all."""
+        engines = [each for each in self.engines if each.role == "serving" or each in more]
+        edges = [each for each in self.edges if each.role == "serving" or each in more]
+        told = all(each.info is not None for each in (*engines, *edges))
+        return told and self._pairs.are_up(engines, edges)
+
+    # ---- one turn ------------------------------------------------------------------------------
+    def serve(self) -> None:
+        """Whatever members have said, and those that have ended."""
+        for engine in list(self.engines):
+            self._serve_engine(engine)
+        for edge in list(self.edges):
+            self._serve_edge(edge)
+
+    def due_times(self) -> list[float]:
+        """Seconds of the monotonic clock at which there is something to do."""
+        times = [pair.due_seconds for pair in self._pairs]
+        times += [engine.look_at_seconds for engine in self.engines]
+        for member in self.members:
+            times += [member.child.restart_at_seconds, member.child.kill_at_seconds]
+        return [at for at in times if at is not None]
+
+    def act_on_time(self) -> None:
+        """All that is due now."""
+        now = time.monotonic()
+        for member in self.members:
+            member.child.kill_if_overdue(now)
+        for engine in self.engines:
+            if engine.child.is_due(now):
+                self._start_engine(engine)
+        for edge in self.edges:
+            if edge.child.is_due(now):
+                self._start_edge(edge)
+        for pair in self._pairs:
+            if pair.due_seconds is None or now < pair.due_seconds:
+                continue
+            if pair.engine.role == "leaving":
+                pair.forget()
+            else:
+                self._make_pair(pair.engine, pair.edge)
+        for engine in self.engines:
+            if engine.look_at_seconds is not None and now >= engine.look_at_seconds:
+                self._look_at(engine, now)
+
+    def _start(self, member: Member) -> bool:
+        """Start a child. One that cannot be started, as when no process or descriptor is left, is
+        tried again later."""
+        try:
+            member.child.start(spawn)
+        except OSError as error:
+            why = f"it cannot be started: {error.strerror}"
+            if member.role != "serving":
+                self.remove(member)
+            elif not self.was_ready and not self._is_unavailable:
+                self.failure = self.failure or EngineError(f"The {member.name}: {why}.")
+            else:
+                self._reporter.lost(member.name, why, member.child.plan_restart())
+            return False
+        return True
+
+    def remove(self, member: Member) -> None:
+        """It has ended and does not come back."""
+        if isinstance(member, EngineMember):
+            self.engines.remove(member)
+            self._pairs.remove_engine(member)
+        elif isinstance(member, EdgeMember):
+            self.edges.remove(member)
+            self._pairs.remove_edge(member)
+
+    @property
+    def _is_unavailable(self) -> bool:
+        """No engine can start, and the edges stay to say so."""
+        return all(engine.failed is not None for engine in self.engines)
+
+    # ---- engines -------------------------------------------------------------------------------
+    def _start_engine(self, engine: EngineMember) -> None:
+        if not self._start(engine):
+            return
+        launch = self.launch
+        load = channel.Load(
+            settings=launch.settings.engine,
+            model_path=launch.model_path,
+            prefix_secret=self._prefix_secret,
+        )
+        engine.child.send(load)
+
+    def _serve_engine(self, engine: EngineMember) -> None:
+        for received in engine.child.receive():
+            match received.message:
+                case channel.Progress(fraction=fraction):
+                    self._reporter.loading(fraction)
+                case channel.Ready(info=info):
+                    engine.take_prefixes(received.fds)
+                    engine.info = info
+                    engine.was_loaded = True
+                    for edge in self.edges:
+                        self._make_pair(engine, edge)
+                case channel.Failed() as failed:
+                    self._engine_failed(engine, failed)
+                case channel.Attached(edge=pair):
+                    if (edge := self._pairs.complete(engine, pair)) is not None:
+                        self._tell_health(engine, [edge])
+                        self._report_ready()
+                case _:
+                    pass
+        if engine.child.hung_up:
+            self._lose_engine(engine)
+        if (why := engine.child.ended()) is not None:
+            self._engine_ended(engine, why)
+
+    def _engine_failed(self, engine: EngineMember, failed: channel.Failed) -> None:
+        engine.said = failed.message
+        if engine.was_loaded or engine.role != "serving":
+            return
+        if self.launch.settings.server.stay or self._nothing_fits(failed):
+            engine.failed = failed
+            if self._is_unavailable:
+                url = address_url(self._listeners.http)
+                self._reporter.unavailable(url, failed.reason, failed.message)
+            self._tell_unavailable(engine, self.edges)
+        else:
+            kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
+            self.failure = kind(failed.message)
+
+    def _nothing_fits(self, failed: channel.Failed) -> bool:
+        """No setting is at fault, and no restart would help: who asks is told why, on and on."""
+        no_choice = not self.launch.settings.engine.isa
+        return failed.reason == "hardware_not_supported" and no_choice
+
+    def _lose_engine(self, engine: EngineMember) -> None:
+        """Tell the edges, once, that an engine they work with is gone."""
+        if engine.info is not None:
+            engine.info = None
+            engine.drop_prefixes()
+            self._pairs.end_engine(engine)
+            self._unwatch(engine)
+            for edge in self.edges:
+                edge.child.send(channel.EngineLost(engine=engine.number))
+
+    def _engine_ended(self, engine: EngineMember, why: str) -> None:
+        self._lose_engine(engine)
+        if engine.role != "serving":
+            self.remove(engine)
+            return
+        if engine.failed is not None:
+            self._tell_unavailable(engine, self.edges)
+            return
+        if self.failure is not None or self.is_ending:
+            return
+        if not engine.was_loaded:
+            message = f"The {engine.name} ended before it was ready: {why}."
+            self._engine_failed(engine, channel.Failed(message=message))
+            return
+        delay = engine.child.plan_restart()
+        self._reporter.lost(engine.name, engine.said or why, delay)
+        engine.said = ""
+
+    def _tell_unavailable(self, engine: EngineMember, edges: list[EdgeMember]) -> None:
+        if (failed := engine.failed) is None:
+            return
+        lost = channel.EngineLost(
+            engine=engine.number, reason=failed.reason, message=failed.message
+        )
+        for edge in edges:
+            edge.child.send(lost)
+
+    # ---- edges ---------------------------------------------------------------------------------
+    def _start_edge(self, edge: EdgeMember) -> None:
+        if not self._start(edge):
+            return
+        launch = self.launch
+        sockets = self._listeners.workers[edge.worker]
+        start = channel.Start(
+            settings=launch.settings.edge,
+            log=launch.settings.log,
+            model_path=launch.model_path,
+            model_name=launch.model_name,
+            grpc_address=self._listeners.grpc_address,
+            number=edge.number,
+            worker=edge.worker,
+            workers=len(self._listeners.workers),
+            secret=self._secret,
+            prefix_secret=self._prefix_secret,
+            waits=edge.role == "coming",
+        )
+        edge.child.send(start, sockets.descriptors())
+        if self._kernel is not None:
+            self._kernel.tell(edge.child, edge.number)
+        for engine in self.engines:
+            self._tell_unavailable(engine, [edge])
+            if engine.role != "leaving":
+                self._make_pair(engine, edge)
+
+    def _serve_edge(self, edge: EdgeMember) -> None:
+        for received in edge.child.receive():
+            match received.message:
+                case channel.EdgeReady(info=info):
+                    edge.info = info
+                    self._report_ready()
+                case channel.RegionBroken(edge=number):
+                    for pair in self._pairs.of_edge(edge):
+                        if pair.number == number and pair.is_up:
+                            self._plan_pair(pair, "the edge cannot use it")
+                case channel.EngineIdle(engine=number):
+                    for engine in self.engines:
+                        if engine.number == number:
+                            engine.idle_edges.add(edge.number)
+                case channel.Drained():
+                    edge.is_drained = True
+                case _:
+                    pass
+        if (why := edge.child.ended()) is not None:
+            self._edge_ended(edge, why)
+
+    def _edge_ended(self, edge: EdgeMember, why: str) -> None:
+        edge.info = None
+        for pair in self._pairs.of_edge(edge):
+            self._drop_pair(pair)
+        if edge.role != "serving":
+            self.remove(edge)
+        elif self.is_ending:
+            edge.is_drained = True
+        elif not self.was_ready and not self._is_unavailable:
+            self.failure = self.failure or _edge_failure(why)
+        else:
+            delay = edge.child.plan_restart()
+            self._reporter.lost(edge.name, why, delay)
+
+    # ---- pairs ---------------------------------------------------------------------------------
+    def _make_pair(self, engine: EngineMember, edge: EdgeMember) -> None:
+        try:
+            pair = self._pairs.make(engine, edge)
+        except _core.CoreError as error:
+            if self.was_ready:
+                for one in self._pairs.of_edge(edge):
+                    if one.engine is engine:
+                        self._plan_pair(one, str(error))
+            else:
+                self.failure = EngineError(str(error))
+            return
+        if pair is not None:
+            self._watch(engine, pair)
+
+    def _plan_pair(self, pair: Pair, why: str) -> None:
+        self._drop_pair(pair)
+        delay = self._pairs.plan(pair)
+        self._reporter.lost("region", why, delay)
+
+    def _drop_pair(self, pair: Pair) -> None:
+        self._pairs.drop(pair)
+        if pair.engine.watched is pair:
+            self._unwatch(pair.engine)
+            for other in self._pairs.of_engine(pair.engine):
+                if other.region is not None:
+                    self._watch(pair.engine, other)
+                    break
+
+    # ---- watching ------------------------------------------------------------------------------
+    def _watch(self, engine: EngineMember, pair: Pair) -> None:
+        """An engine shows the same heartbeat in each of its regions: one of them is watched."""
+        if not engine.watch.enabled or engine.info is None:
+            return
+        if engine.watched is not None and engine.watched is not pair:
+            return
+        now = time.monotonic()
+        engine.watched = pair
+        engine.is_stalled = False
+        engine.watch.begin(now, engine.info)
+        engine.look_at_seconds = now + engine.watch.look_seconds
+
+    def _unwatch(self, engine: EngineMember) -> None:
+        engine.watched = engine.look_at_seconds = None
+        engine.is_stalled = False
+
+    def _look_at(self, engine: EngineMember, now: float) -> None:
+        """Two stages: an engine in which nothing moves is lost to the edges, and later killed. One
+        that is too hot keeps what it has."""
+        pair = engine.watched
+        if pair is None or pair.region is None:
+            engine.look_at_seconds = None
+            return
+        engine.look_at_seconds = now + engine.watch.look_seconds
+        before = engine.watch.verdict
+        verdict = engine.watch.look(now, engine.stats(pair.region), engine.child.process_id)
+        # The loop's own bell: one that sleeps beats before the next look.
+        os.eventfd_write(pair.region.fds[1], 1)
+        if verdict != before:
+            self._tell_health(engine, self.edges)
+        if verdict.state == "hung":
+            engine.look_at_seconds = None
+            limit = engine.watch.hung_seconds
+            engine.said = f"{verdict.sentence} for {limit:.0f} s and was killed"
+            engine.child.kill()
+        elif verdict.loses_requests and not engine.is_stalled:
+            engine.is_stalled = True
+            for edge in self.edges:
+                edge.child.send(channel.EngineLost(engine=engine.number))
+        elif verdict.state == "ok" and engine.is_stalled:
+            for one in self._pairs.of_engine(engine):
+                if one.region is not None:
+                    self._plan_pair(one, "the engine stood still and goes on")
+
+    def _tell_health(self, engine: EngineMember, edges: list[EdgeMember]) -> None:
+        verdict = engine.watch.verdict
+        health = channel.Health(engine=engine.number, state=verdict.state, fault=verdict.fault)
+        for edge in edges:
+            edge.child.send(health)
+
+    def _report_ready(self) -> None:
+        if self.is_replacing or not self.is_up():
+            return
+        self.was_ready = True
+        engine, edge = self.engines[0].info, self.edges[0].info
+        if engine is not None and edge is not None:
+            self._reporter.ready(address_url(self._listeners.http), engine, edge)
+
+    # ---- end -----------------------------------------------------------------------------------
+    def drain(self, seconds: float) -> None:
+        """Take nothing new; streams have so long."""
+        self.is_ending = True
+        for engine in self.engines:
+            engine.child.restart_at_seconds = None
+        for edge in self.edges:
+            # Before the first ready nobody can have a stream open.
+            if not self.was_ready or not edge.child.send(channel.Drain(seconds=seconds)):
+                edge.is_drained = True
+
+    @property
+    def is_drained(self) -> bool:
+        return self.is_ending and all(edge.is_drained for edge in self.edges)
+
+    def end(self, at_once: bool, deadline_seconds: float) -> None:
+        """Stop all, edges first."""
+        members: list[Member] = [*self.edges, *self.engines]
+        for member in members:
+            member.child.ask_to_stop(at_once)
+        for member in members:
+            member.child.reap(deadline_seconds)
+        for engine in self.engines:
+            engine.drop_prefixes()
+        if self._kernel is not None:
+            self._kernel.close()
+
+
+def _edge_failure(why: str) -> SublimateError:
+    """What an edge that could not start means; it has told the details itself."""
+    if why == f"exit code {ExitCode.MODEL.value}":
+        return ModelError("The edge cannot serve this model (see above).")
+    return EngineError(f"The edge ended before it was ready: {why}.")

@@ -1,0 +1,103 @@
+"""One engine and one edge as the supervisor knows them: a child process, and how far it has come.
+
+A member may start many times: it is the place that a process fills. While a worker is replaced it
+has two members, one that comes and one that leaves.
+
+defines: Role, Member, EngineMember, EdgeMember
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import _core
+from ..control import channel
+from ..guard.engine_watch import EngineWatch
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from .pairs import Pair
+
+ENGINE_MODULE = "sublimate.engine"
+
+Role = Literal["serving", "coming", "leaving"]
+"""Only who serves is started again when it ends."""
+
+
+class Member:
+    """What both kinds have."""
+
+    def __init__(self, worker: int, name: str, module: str, incoming: Any) -> None:
+        """worker: its number, 0 for the first; name: for people."""
+        if worker < 0:
+            raise ValueError("workers are counted from 0")
+        self.worker = worker
+        self.name = name
+        self.child = Worker(name, module, incoming)
+        self.role: Role = "serving"
+        self.info: dict[str, Any] | None = None
+        """Of the process that runs, once it can serve."""
+
+
+class EngineMember(Member):
+    """One engine."""
+
+    def __init__(self, number: int, worker: int, name: str, watch: EngineWatch) -> None:
+        """number: unlike that of any other engine before it; edges know it by this."""
+        super().__init__(worker, name, ENGINE_MODULE, channel.FromEngine)
+        if number < 0:
+            raise ValueError("engines are counted from 0")
+        self.number = number
+        self.said = ""
+        """Why it ends, in its own words."""
+        self.was_loaded = False
+        """At least once: what fails later may be transient."""
+        self.prefix_fd = -1
+        """Of its prefix table, for the edges; with it the supervisor sees how busy it is."""
+        self.prefixes: _core.PrefixTable | None = None
+        self.failed: channel.Failed | None = None
+        """It cannot start, and will not be tried again."""
+        self.watch = watch
+        self.watched: Pair | None = None
+        """In whose region its heartbeat is looked at."""
+        self.look_at_seconds: float | None = None
+        self.is_stalled = False
+        self.idle_edges: set[int] = set()
+        """Of one that leaves: the edges that have nothing with it any more."""
+
+    def take_prefixes(self, fds: tuple[int, ...]) -> None:
+        """The table of the engine that has just loaded."""
+        self.drop_prefixes()
+        if len(fds) != 1:
+            raise ValueError("an engine has one prefix table")
+        self.prefixes = _core.PrefixTable.attach(fds[0])
+        self.prefix_fd = os.dup(fds[0])
+
+    def drop_prefixes(self) -> None:
+        """It has ended."""
+        self.prefixes = None
+        if self.prefix_fd >= 0:
+            os.close(self.prefix_fd)
+            self.prefix_fd = -1
+
+    def stats(self, region: _core.Region) -> dict[str, int]:
+        """Of its loop, with the requests of all edges."""
+        stats = region.stats()
+        if self.prefixes is not None:
+            load = self.prefixes.load()
+            stats |= {name: load[name] for name in ("running", "waiting")}
+        return stats
+
+
+class EdgeMember(Member):
+    """One edge."""
+
+    def __init__(self, number: int, worker: int, name: str, module: str) -> None:
+        """number: unlike that of any other edge that runs; siblings know it by this."""
+        super().__init__(worker, name, module, channel.FromEdge)
+        if number < 0:
+            raise ValueError("edges are counted from 0")
+        self.number = number
+        self.is_drained = False
+        self.drain_deadline_seconds: float | None = None
