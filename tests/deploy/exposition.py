@@ -6,6 +6,9 @@ defines: Told, tell
 from dataclasses import dataclass
 
 from harness import serve
+from sublimate.kernel.connections import COUNTERS, HOOKS, PROGRAMS, Connections
+from sublimate.kernel.metrics import connection_families, steering_families
+from sublimate.kernel.steering import Steering
 
 ENDINGS = {
     "counter": ("_total",),
@@ -25,16 +28,40 @@ class Told:
     """As they are declared, without endings."""
 
 
+class Loaded(Connections):
+    """As where programs may be loaded, which this machine may refuse."""
+
+    loaded = True
+
+    def counters(self) -> dict[str, int]:
+        return dict.fromkeys(COUNTERS, 0)
+
+    def touches(self) -> dict[str, int]:
+        return dict.fromkeys(HOOKS, 0)
+
+    def cost(self) -> dict[str, tuple[int, int]]:
+        return dict.fromkeys(PROGRAMS, (100, 1))
+
+
+class LoadedSteering(Steering):
+    """The same of several workers' steering."""
+
+    loaded = True
+
+
 def tell() -> Told:
     """Of a server that has answered once."""
     with serve() as served:
         assert served.message().status_code == 200
         families = served.call(lambda: list(served.server.metrics.collect()))
         text = served.client.get("/metrics").text
+    assert all(f"# TYPE {family.name}" in text for family in families)
+    names = {"model_name": "tiny", "engine": "0"}
+    families += connection_families(Loaded(), names)
+    families += steering_families(LoadedSteering(), names)
     labels = {
         family.name + ending: frozenset(family._labelnames)
         for family in families
         for ending in ENDINGS[family.type]
     }
-    assert all(f"# TYPE {family.name}" in text for family in families)
     return Told(labels, frozenset(family.name for family in families))

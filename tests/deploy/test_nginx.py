@@ -59,10 +59,13 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 def servers() -> Iterator[tuple[Served, Served]]:
     """The first has room for three requests; without a key it would look at the name asked for."""
     settings = EdgeSettings(queue_max=2, api_keys=("key-one",))
+    other = EdgeSettings(api_keys=("key-one",))
     small = {"pages": 16, "context_tokens": 512}
     with (
         serve(settings=settings, answers=ANSWERS, step_delay_us=STEP_US, **small) as first,
-        serve(settings=EdgeSettings(api_keys=("key-one",)), answers=FALLBACK_ANSWERS) as second,
+        serve(
+            settings=other, answers=FALLBACK_ANSWERS, info={"compute_path": "direct-kernel"}
+        ) as second,
     ):
         yield first, second
 
