@@ -108,6 +108,8 @@ def test_what_no_answer_could_satisfy_is_refused() -> None:
         ({"misses_max": 0}, "misses_max"),
         ({"probe_seconds": 0.0}, "probe_seconds"),
         ({"webhook": "alerts.example"}, "webhook"),
+        ({"webhook_headers": {"x-token": "a\nb"}}, "webhook_headers"),
+        ({"paths": ["v1/messages"]}, "paths"),
     ):
         with pytest.raises(ConfigError, match=named):
             validator(**wrong)

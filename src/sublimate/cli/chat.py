@@ -22,13 +22,12 @@ import msgspec
 from ..bench.apis import MESSAGES, headers, read_event
 from ..config import Effective
 from ..errors import EngineError, ExitCode, PeerError
-from .output import complain, errors, out
+from .output import complain, error_text, errors, out
 
 OK_STATUS = 200
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 STOP_SECONDS = 5.0
-ERROR_CHARACTERS = 300
 KEY_BYTES = 16
 HELP = "/new starts over, /exit (or Ctrl-D) ends, Ctrl-C stops an answer."
 
@@ -175,8 +174,7 @@ def _say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, 
         connection.request("POST", path, msgspec.json.encode(body), headers(key))
         response = connection.getresponse()
         if response.status != OK_STATUS:
-            text = response.read(ERROR_CHARACTERS).decode("utf-8", errors="replace")
-            complain(f"{response.status} {text}")
+            complain(f"{response.status} {error_text(response.read())}")
             return ""
         for line in response:
             if not line.startswith(b"data:"):

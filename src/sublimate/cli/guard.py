@@ -23,8 +23,8 @@ from ..config import load_settings
 from ..errors import ConfigError, PeerError
 from . import options as flags
 from .chat import OK_STATUS
-from .output import out, print_plain, run_guarded
-from .peer import Peer, configured_peer, error_text
+from .output import error_text, out, print_plain, run_guarded
+from .peer import Peer, configured_peer
 
 MISSED = 1
 ANSWER_SECONDS = 60.0
@@ -54,6 +54,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checked: int
     missed: int
     answers: list[Answer]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.missed <= self.checked == len(self.answers):
+            raise ValueError("each answer was looked at once")
 
 
 def check_server(peer: Peer, model: str, count: int, expected: Expected) -> Report:

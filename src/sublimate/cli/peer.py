@@ -3,7 +3,7 @@
 Servers of this machine are found by their listening processes: the kernel's own table, so nothing
 is left behind by one that was killed.
 
-defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, error_text, local_urls,
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, local_urls,
          gauges
 """
 
@@ -23,6 +23,7 @@ from ..bench.apis import headers
 from ..config import Effective, data_folder
 from ..errors import ConfigError, PeerError
 from .chat import OK_STATUS, connect
+from .output import error_text
 
 AGENT_CONTEXT_TOKENS = 32_768
 """Below this an agent's own system prompt and tools leave no room for work."""
@@ -31,7 +32,6 @@ CONTEXT_ADVICE = (
     "trained for less (the default model was)"
 )
 LOOK_SECONDS = 3.0
-ERROR_BYTES_MAX = 300
 LISTENING = "0A"
 LOOPBACK_HEX = "0100007F"
 ANY_HEX = "00000000"
@@ -140,22 +140,6 @@ def configured_peer(effective: Effective, url: str, certificate: Path | None = N
     own = data_folder(settings.edge) / "tls" / "certificate.pem"
     trusted = certificate or (own if own.is_file() else None)
     return Peer(url or default, keys[0] if keys else "", trusted)
-
-
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Envelope(msgspec.Struct):
-    error: _Error
-
-
-def error_text(data: bytes) -> str:
-    """What an answer with an error says to a person."""
-    try:
-        return msgspec.json.decode(data, type=_Envelope).error.message
-    except msgspec.DecodeError:
-        return data[:ERROR_BYTES_MAX].decode(errors="replace")
 
 
 def gauges(exposition: bytes) -> dict[str, float]:

@@ -36,6 +36,10 @@ class Alerts:
         parts = urlsplit(url)
         if url and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ConfigError(f"webhook: {url!r} is no http or https URL.")
+        if wrong := [
+            name for name, value in (headers or {}).items() if {*"\r\n"} & {*name, *value}
+        ]:
+            raise ConfigError(f"webhook_headers: {wrong[0]!r} has a line break.")
         self._url = url
         self._headers = {"content-type": "application/json", **(headers or {})}
         self._lock = threading.Lock()
@@ -91,6 +95,8 @@ class Alerts:
 
     def close(self, seconds: float) -> None:
         """Nothing new; wait so long for what is under way, whose further tries are left out."""
+        if seconds < 0:
+            raise ValueError("a wait takes no less than no time")
         with self._lock:
             self._ending.set()
             under_way = [*self._under_way]

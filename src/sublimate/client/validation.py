@@ -106,6 +106,8 @@ class TrafficPausedError(PeerError):
 
     def __init__(self, misses: Sequence[Miss], retry_seconds: float) -> None:
         """retry_seconds: until a request is let through as the next probe."""
+        if not misses or retry_seconds < 0:
+            raise ValueError("a pause has a reason, and an end")
         why = "; ".join(miss.text for miss in misses)
         super().__init__(
             f"Traffic is paused: {why}. The next probe may go in {retry_seconds:.1f} s."
@@ -154,6 +156,8 @@ class Validator:
             raise ConfigError("misses_max: at least 1 miss pauses traffic.")
         if not (0.0 < probe_seconds < math.inf):
             raise ConfigError("probe_seconds: more than 0 s.")
+        if wrong := [path for path in paths if not path.startswith("/")]:
+            raise ConfigError(f"paths: {wrong[0]!r} begins with no slash.")
         self.expected = expected
         self._alerts = alerts
         self._misses_max = misses_max
@@ -221,6 +225,8 @@ class Validator:
         """Count one answer. While traffic is paused only a probe's says that it may go on: others
         were sent before."""
         event = ""
+        if is_probe and not self._pause_count:
+            raise ValueError("there was no pause for a probe to end")
         with self._lock:
             self._checked += 1
             self._misses.update(miss.what for miss in found)

@@ -162,6 +162,8 @@ class Outcome:
 
     def _pass_on(self, reader: Exchange, body: bytes) -> None:
         """The whole answer."""
+        if self._is_stream:
+            raise RuntimeError("a stream is passed on in pieces")
         if self.error is not None and reader.is_of_call:
             reader.fail(self.error)
         else:
@@ -169,6 +171,8 @@ class Outcome:
 
     def _start(self, reader: Exchange, pieces: bytes) -> None:
         """A stream's head and what there is of it."""
+        if not self._is_stream:
+            raise RuntimeError("a whole answer has no beginning")
         reading = self._readers[reader]
         status, fields = self._fields(reading)
         make = self._store.retelling(reader)

@@ -73,6 +73,8 @@ def configuration_of(certificate: str, key: str) -> QuicConfiguration:
 
 def reset_token(secret: bytes, label: bytes) -> bytes:
     """What tells a client that its connection, known to it by this label, is known here no more."""
+    if not secret or not label:
+        raise ValueError("a token that anybody can make ends everybody's connections")
     return hashlib.blake2b(label, digest_size=RESET_TOKEN_BYTES, key=secret).digest()
 
 
