@@ -94,6 +94,7 @@ nb::dict steering_fds(int64_t entries) {
     SteeringFds fds = {};
     told(load_steering(checked_entries(entries), &fds));
     CHECK(fds.program > 0 && fds.steered > 0);
+    CHECK(fds.sockets > 0 && fds.groups > 0 && fds.addresses > 0 && fds.connection_ids > 0);
     nb::dict named;
 #define FD(name) named[#name] = fds.name
     FD(program);
@@ -111,6 +112,8 @@ nb::dict connection_fds(int64_t entries, bool packets) {
     ConnectionFds fds = {};
     told(load_connections(checked_entries(entries), packets, &fds));
     CHECK(fds.connections > 0 && fds.touches > 0);
+    CHECK(fds.digests > 0 && fds.cache > 0);
+    CHECK((fds.sent < 0) == packets && (fds.packet_out < 0) != packets);
     nb::dict named;
 #define FD(name)                                                                                   \
     if (fds.name >= 0) named[#name] = fds.name

@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t BATCH_ELEMENTS = 4096;
 constexpr uint32_t BATCH_ELEMENTS_MAX = 1 << 20;
 constexpr uint64_t ANY = 0; // flags: create or replace
+static_assert(BATCH_ELEMENTS < BATCH_ELEMENTS_MAX);
 
 } // namespace
 
@@ -59,6 +60,7 @@ int64_t KernelMap::read(std::vector<uint8_t>& keys, std::vector<uint8_t>& values
         }
         if (result < 0 && result != -ENOENT) return result;
         CHECK(came <= batch);
+        CHECK((count + came) * key_bytes_ <= keys.size());
         count += came;
     } while (result == 0);
     keys.resize(count * key_bytes_);
@@ -70,6 +72,7 @@ int64_t KernelMap::clear() const {
     std::vector<uint8_t> keys;
     std::vector<uint8_t> values;
     int64_t count = read(keys, values);
+    CHECK(count < 0 || std::ssize(keys) == count * key_bytes_);
     for (int64_t i = 0; i < count; i++) {
         int error = bpf_delete_element(fd_, keys.data() + i * key_bytes_);
         if (error < 0 && error != -ENOENT) return error; // what is gone meanwhile is gone

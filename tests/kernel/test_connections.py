@@ -291,6 +291,13 @@ def test_keys_tell_connections_apart() -> None:
     assert described(quic_key(b"12345678")) == "quic 3132333435363738"
 
 
+def test_keys_are_whole() -> None:
+    with pytest.raises(ValueError, match="8 bytes"):
+        quic_key(b"short")
+    with pytest.raises(ValueError, match="40 bytes"):
+        described(b"short")
+
+
 def test_settings_have_the_bounds_of_the_maps() -> None:
     assert ServerSettings().kernel_entries == ENTRIES
 

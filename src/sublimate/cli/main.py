@@ -19,6 +19,7 @@ import typer
 from ..config import Effective, load_settings
 from . import options as flags
 from .guard import guard_app
+from .kernel import kernel
 from .keys import keys_app
 from .output import note, run_guarded
 from .rollout import rollout_app
@@ -37,6 +38,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
+app.command("kernel")(kernel)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 

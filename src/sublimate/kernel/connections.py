@@ -91,7 +91,8 @@ class Connections:
             self._load(entries)
         except OSError as error:
             self.close()
-            self.reason = missing(needs_btf=True) or refused(error)
+            allowed: Reason = "no_capability" if error.errno == errno.EPERM else refused(error)
+            self.reason = missing(needs_btf=True) or allowed
             return self
         self._open(secret, 0)
         return self

@@ -34,12 +34,16 @@ def tcp_key(local: Any, remote: Any) -> bytes:
 
 
 def quic_key(connection_id: bytes) -> bytes:
-    """Of a connection id that the server gave out."""
+    """Of a connection id that the server gave out; 8 bytes or more, the first 8 count."""
+    if len(connection_id) < CONNECTION_ID_BYTES:
+        raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
     return KEY.pack(socket.IPPROTO_UDP, connection_id[:CONNECTION_ID_BYTES], b"", 0, 0)
 
 
 def described(key: bytes) -> str:
     """For people."""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes")
     protocol, local, remote, local_port, remote_port = KEY.unpack(key)
     if protocol == socket.IPPROTO_UDP:
         return f"quic {local[:CONNECTION_ID_BYTES].hex()}"
