@@ -16,6 +16,7 @@ const SPLITS = ["none", "uniform", "semantic"];
 const TARGETS = ["resident", "queue", "cpu", "server", "refuse"];
 const REASONS = ["", "oom", "too_long"];
 
+const COUNTS = ["promptTokens", "promptCharacters", "outputTokensMax", "systemCharacters"];
 const WORD_BYTES = 4;
 const PAGE_BYTES = 65536;
 const INPUT_WORDS = 15;
@@ -61,6 +62,8 @@ export class Policy {
     const inCharacters = request.promptTokens === undefined;
     if (inCharacters === (request.promptCharacters === undefined))
       throw new TypeError("give either promptTokens or promptCharacters");
+    const wrong = COUNTS.find((name) => request[name] < 0);
+    if (wrong) throw new RangeError(`${wrong} is a count, and less than 0`);
     const input = [
       inCharacters ? UNITS.characters : UNITS.tokens,
       inCharacters ? request.promptCharacters : request.promptTokens,

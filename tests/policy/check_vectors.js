@@ -7,7 +7,17 @@ export function check(policy, file) {
       policy.decideWords(input, borders).join() !== output.join(),
   );
   const digest = policy.digest === file.policy ? "same" : policy.digest;
-  return `${file.vectors.length} vectors, ${wrong.length} wrong, policy ${digest}, ${named(policy)}`;
+  const names = `${named(policy)}, ${refused(policy)}`;
+  return `${file.vectors.length} vectors, ${wrong.length} wrong, policy ${digest}, ${names}`;
+}
+
+// What it says to a count below 0.
+function refused(policy) {
+  try {
+    return JSON.stringify(policy.decide({ promptCharacters: -1 }));
+  } catch (error) {
+    return error.message;
+  }
 }
 
 // The names of one decision, so that they are checked too.

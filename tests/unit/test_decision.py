@@ -31,7 +31,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 SAID = (
     f"{len(FILE['vectors'])} vectors, 0 wrong, policy same, "
     '{"promptTokens":20000,"profile":"long-context","split":"semantic","target":"cpu",'
-    '"reason":"oom","shardEnds":[6656,14848,20000]}'
+    '"reason":"oom","shardEnds":[6656,14848,20000]}, promptCharacters is a count, and less than 0'
 )
 
 
