@@ -139,15 +139,15 @@ release-sign: build
 	$(BIN)/sublimate sign dist/*.whl --key "$(KEY)"
 
 lint: .venv/stamp-dev
-	ruff check src tests
-	ruff format --check src tests
+	ruff check src tests deploy
+	ruff format --check src tests deploy
 	pyright
 	git ls-files '*.cpp' '*.h' 'core/bpf/*.c' | xargs clang-format --dry-run -Werror
 	$(PYTEST) tests/unit/test_tidy.py tests/unit/test_docs.py
 
 format: .venv/stamp-dev
-	ruff check --fix-only src tests
-	ruff format src tests
+	ruff check --fix-only src tests deploy
+	ruff format src tests deploy
 	git ls-files '*.cpp' '*.h' 'core/bpf/*.c' | xargs clang-format -i
 
 bench: build
