@@ -11,6 +11,7 @@ sign, version
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,6 +114,7 @@ def serve(
     tool_format: flags.ToolFormat = None,
     request_gzip: flags.RequestGzip = None,
     queue_max: flags.QueueMax = None,
+    first_token_target: flags.FirstTokenTarget = None,
     tool_result_images: flags.ToolResultImages = None,
     context_stop_reason: flags.ContextStopReason = None,
     aliases: flags.Aliases = None,
@@ -133,13 +135,13 @@ def serve(
     given: dict[str, Any] = {**locals(), "log_format": "json" if json else log_format}
     del given["json"], given["config"]
 
-    def action() -> int:
-        effective = _settings(config, **given)
-        from .serve import serve as run
+    _exit(run_guarded(lambda: _serve(lambda: _settings(config, **given))))
 
-        return run(effective, lambda: _settings(config, **given))
 
-    _exit(run_guarded(action))
+def _serve(settings: Callable[[], Effective]) -> int:
+    from .serve import serve as run
+
+    return run(settings(), settings)
 
 
 @app.command()

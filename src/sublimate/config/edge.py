@@ -14,6 +14,7 @@ from .section import (
     DRAIN_SECONDS_MAX,
     QUEUE_DEFAULT,
     QUEUE_MAX,
+    TARGET_SECONDS_MAX,
     Profile,
     Section,
 )
@@ -88,6 +89,15 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
             "the most of its prompt before; off: to the one beside its connection."
         ),
     ] = "prefix"
+    first_token_target: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=TARGET_SECONDS_MAX,
+            description="Seconds to the first token beyond which a request gets 529 at once; 0 is "
+            "relative to what the engine needs when it is just saturated.",
+        ),
+    ] = 0.0
     tool_result_images: Annotated[
         Literal["refuse", "note"],
         Meta(

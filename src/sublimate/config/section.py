@@ -29,6 +29,7 @@ WATCHDOG_SECONDS_MAX = 86_400
 GPU_CELSIUS_MAX = 200
 KERNEL_ENTRIES_MAX = 1 << 20
 WORKERS_MAX = 16
+TARGET_SECONDS_MAX = 86_400
 STALLED_SECONDS = 5.0
 """An engine that stands still for so long is not healthy, and lost to its requests."""
 

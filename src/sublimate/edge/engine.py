@@ -32,6 +32,7 @@ from .masks import MaskKeeper
 from .observe.timing import NS_PER_SECOND
 from .observe.trace import EngineTrace
 from .record import Tenant, request_words, write_record
+from .reservations import Reservations
 from .sampling import Sampling
 
 LOG = logging.getLogger("sublimate.edge")
@@ -112,6 +113,8 @@ class EngineLink:
         self._on_broken = on_broken
         self._fallbacks = Counter[tuple[str, str]]() if fallbacks is None else fallbacks
         self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
+        self.reservations = Reservations(self._client, info)
+        """What waits for its first token."""
         self.trace = EngineTrace(region, info)
         """What its loop tells while somebody follows."""
         self._listeners: dict[int, Listener] = {}
@@ -130,10 +133,17 @@ class EngineLink:
         loop.call_soon(self._pump)
 
     # ---- requests ------------------------------------------------------------------------------
-    def submit(self, request: Submission, listener: Listener, queue_max: int) -> Ticket:
-        """Hand a request to the loop. Raises ApiError: 529 if there is no room for it, 503 if the
-        engine broke the ring, which ends this link."""
+    def submit(
+        self,
+        request: Submission,
+        listener: Listener,
+        queue_max: int,
+        first_token_target: float = 0.0,
+    ) -> Ticket:
+        """Hand a request to the loop. Raises ApiError: 529 if there is no room for it or it would
+        wait too long (see Breaker), 503 if the engine broke the ring, which ends this link."""
         self._check_room(request, queue_max)
+        self.reservations.check(request, first_token_target)
         try:
             return self._submit(request, listener)
         except _core.CoreError:
@@ -188,7 +198,9 @@ class EngineLink:
                 self._client.discard(slot, generation)
             raise
         self._listeners[key] = listener
-        return Ticket(slot, generation)
+        ticket = Ticket(slot, generation)
+        self.reservations.taken(key, ticket, request)
+        return ticket
 
     def _check_room(self, request: Submission, queue_max: int) -> None:
         stats = self._region.stats()
@@ -224,6 +236,7 @@ class EngineLink:
             return
         if key := self._masks.discard(ticket.slot, ticket.generation):
             self._listeners.pop(key, None)
+            self.reservations.gone(key)
         else:
             self._client.cancel(ticket.slot, ticket.generation)
 
@@ -272,6 +285,7 @@ class EngineLink:
 
     def _hand_over_failed(self, key: int, reason: str = "internal") -> None:
         listener = self._listeners.pop(key, None)
+        self.reservations.gone(key)
         if listener is not None:
             _guarded(listener, lambda: listener.broken(reason))
 
@@ -301,6 +315,7 @@ class EngineLink:
         now = time.monotonic()
         for event in events:
             listener = self._listeners.get(event.key)
+            self.reservations.follow(event, now)
             if event.finished:
                 self._listeners.pop(event.key, None)
                 self._masks.end(event.key)

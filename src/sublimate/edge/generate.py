@@ -89,7 +89,8 @@ def _submit(
         thinking_tokens=thinking_limit(prompt.generation.thinking, room),
     )
     server.admit(exchange, len(prompt.ids))
-    ticket = engine.submit(submission, answer, server.settings.queue_max)
+    settings = server.settings
+    ticket = engine.submit(submission, answer, settings.queue_max, settings.first_token_target)
     key = exchange.wire.connection_key
     answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids)
     server.stories.submitted(answer, engine.trace, ticket, submission)

@@ -36,6 +36,9 @@ def check_hardware(isa: str, model_path: str) -> None:
         raise HardwareError(finding)
 
 
+PS_PER_US = 1_000_000
+
+
 def load_engine(
     model_path: str,
     settings: EngineSettings,
@@ -70,7 +73,8 @@ def load_engine(
         raise EngineError(str(error)) from None
     except MemoryError:
         raise EngineError(f"There is too little memory to load {model_path}.") from None
-    return engine, {**model.info, "warm_up_seconds": warm_up_seconds}
+    more = {"warm_up_seconds": warm_up_seconds, "step_cost": engine.step_cost()}
+    return engine, {**model.info, **more}
 
 
 def scripted_engine(
@@ -108,5 +112,10 @@ def scripted_engine(
         "compute_path": "direct-kernel",
         "load_seconds": 0.0,
         "warm_up_seconds": 0.0,
+        "step_cost": {
+            "step_ps": script.step_delay_us * PS_PER_US,
+            "decode_row_ps": 0,
+            "prompt_row_ps": script.prefill_delay_us_per_token * PS_PER_US,
+        },
     }
     return engine, info

@@ -2,6 +2,6 @@
 
 Reading order: watchdog (whether the loop turns and makes steps) with core_waits (what a busy
 machine excuses), gpu and nvml (temperature and utilisation), engine_watch (all of it for one
-engine, in the supervisor), standing (what an edge knows of it),
-orphans (what a run that was killed has left).
+engine, in the supervisor), standing (what an edge knows of it), breaker (what is refused before
+all wait too long), orphans (what a run that was killed has left).
 """

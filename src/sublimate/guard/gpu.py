@@ -46,6 +46,8 @@ class GpuWatch:
 
     def __init__(self, gpu: Gpu, temperature_max_celsius: int = 0) -> None:
         """temperature_max_celsius: 0 takes the GPU's own limit."""
+        if temperature_max_celsius < 0 or gpu.temperature_max_celsius <= COOLER_CELSIUS:
+            raise ValueError("no GPU is ever cooler than its limit")
         self._gpu = gpu
         self._max_celsius = temperature_max_celsius or gpu.temperature_max_celsius
         self._window: deque[tuple[float, GpuReading, bool]] = deque()

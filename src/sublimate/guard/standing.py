@@ -25,6 +25,8 @@ class Standing:
 
     def told(self, engine: int, verdict: Verdict) -> None:
         """It may be told the same twice."""
+        if (verdict.state == "ok") != (verdict.fault == ""):
+            raise ValueError("an engine is well, or something was found")
         before = self.of(engine)
         self._verdicts[engine] = verdict
         if verdict.state != "ok" and before.state == "ok":

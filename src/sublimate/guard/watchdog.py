@@ -85,6 +85,8 @@ class Watchdog:
         self, now_seconds: float, signs: Signs, waited_seconds: float = 0.0
     ) -> tuple[State, Fault]:
         """What it looks like now. `waited_seconds`: since the last look, for a core."""
+        if waited_seconds < 0:
+            raise ValueError("nobody waits for less than no time")
         # A watcher that was stopped itself (a frozen container) has not watched meanwhile.
         passed = min(now_seconds - self._looked_seconds, 2 * self.look_seconds)
         passed = max(0.0, passed - waited_seconds)

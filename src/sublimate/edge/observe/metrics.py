@@ -300,3 +300,4 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
     pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
     info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})
     yield info
+    yield from engine.reservations.families(labels)
