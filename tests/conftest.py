@@ -3,6 +3,7 @@ report of recorded figures."""
 
 import fcntl
 import os
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     and read no keys or settings of that person's. Models may be in the usual cache."""
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for the library of NVIDIA's driver, with one GPU."""
+    source = Path(__file__).parent / "fixtures/probe/nvml.cpp"
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    return path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

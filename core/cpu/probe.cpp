@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #if defined(__x86_64__)
@@ -63,10 +64,27 @@ constexpr Feature FEATURES[] = {
     {"amx_tile", 7, 0, 3, 24},   {"amx_int8", 7, 0, 3, 25},    {"amx_bf16", 7, 0, 3, 22},
 };
 
+constexpr bool name_one_bit_each(const Feature* features, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const Feature& one = features[i];
+        if (one.output < 0 || one.output > 3 || one.bit < 0 || one.bit > 31) return false;
+        for (size_t j = 0; j < i; j++) {
+            const Feature& other = features[j];
+            if (one.leaf == other.leaf && one.subleaf == other.subleaf &&
+                one.output == other.output && one.bit == other.bit)
+                return false;
+        }
+    }
+    return true;
+}
+static_assert(name_one_bit_each(FEATURES, std::size(FEATURES)));
+
 constexpr uint32_t BRAND_FIRST_LEAF = 0x80000002u;
 constexpr uint32_t BRAND_LAST_LEAF = 0x80000004u;
 constexpr long ARCH_GET_XCOMP_PERM = 0x1022;
 constexpr uint64_t XFEATURE_TILE_DATA = uint64_t{1} << 18;
+static_assert((BRAND_LAST_LEAF - BRAND_FIRST_LEAF + 1) * 4 * sizeof(uint32_t) == 48,
+              "the brand has 48 bytes, its end among them");
 
 std::string brand() {
     char text[(BRAND_LAST_LEAF - BRAND_FIRST_LEAF + 1) * 4 * sizeof(uint32_t) + 1] = {};
@@ -114,6 +132,7 @@ int32_t usable_cores() {
     double period = 0.0;
     if (quota_line >> quota >> period && quota > 0.0 && period > 0.0)
         cores = std::min(cores, std::max(1, static_cast<int32_t>(std::ceil(quota / period))));
+    CHECK(cores >= 1);
     return cores;
 }
 
@@ -124,6 +143,7 @@ int64_t memory_bytes() {
         int64_t limit = number_in(first_line(path));
         if (limit > 0) memory = std::min(memory, limit);
     }
+    CHECK_BECAUSE(memory > 0, "the kernel tells how many pages there are");
     return memory;
 }
 
@@ -133,7 +153,6 @@ CpuReport probe_cpu() {
     for (Isa isa : {Isa::ref, Isa::portable, Isa::avx2, Isa::avx512, Isa::amx})
         if (isa_runs(isa)) report.runs.push_back(isa);
     report.best = best_isa();
-    CHECK(report.cores >= 1);
     CHECK_BECAUSE(!report.runs.empty(), "plain C++ runs wherever this does");
     CHECK(isa_runs(report.best));
     add_processor(&report);
@@ -144,6 +163,7 @@ CpuReport probe_cpu() {
     report.transparent_huge_pages = huge_page_mode();
     int64_t size = number_in(first_line("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"));
     report.huge_page_bytes = size > 0 ? size : HUGE_PAGE_BYTES_DEFAULT;
+    CHECK(report.huge_page_bytes % sysconf(_SC_PAGE_SIZE) == 0);
     return report;
 }
 

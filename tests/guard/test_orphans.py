@@ -167,6 +167,34 @@ def test_only_one_of_two_starts_cleans_up(places: Places) -> None:
     assert kinds(look(places, no_gpu, clean=True)) == ["lock"]
 
 
+CHILD = "import sublimate.control.child as c, time; c.die_with_parent(); print(1, flush=True); "
+PARENT = f"""
+import subprocess, sys
+child = {CHILD + "time.sleep(600)"!r}
+with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE) as one:
+    one.stdout.readline()
+    print(one.pid, flush=True)
+    one.wait()
+"""
+
+
+def test_a_child_dies_with_its_parent_though_nobody_tells_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the kernel alone: it sleeps, and has no channel."""
+    monkeypatch.delenv("SUBLIMATE_PARENT", raising=False)
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = named(int(parent.stdout.readline()))
+        assert child.state() == "runs"
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while child.state() == "runs":
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.005)
+
+
 # ---- GPUs ----------------------------------------------------------------------------------------
 def contexts(*process_ids: int) -> NvmlAnswer:
     found = tuple(GpuProcess(process_id=one) for one in process_ids)

@@ -1,6 +1,5 @@
 """The watchdog's parts: two stages of what stands still, waits for a core, a GPU's windows."""
 
-import ctypes
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from sublimate.guard.engine_watch import EngineWatch, Verdict
 from sublimate.guard.gpu import GpuWatch
 from sublimate.guard.nvml import NvmlGpu, open_gpu
 from sublimate.guard.watchdog import Signs, Watchdog
+from sublimate.probe import nvml
 
 
 def looks(dog: Watchdog, seconds: float, heartbeat_ns: int, begin: float) -> list[str]:
@@ -162,37 +162,37 @@ def test_an_engine_whose_gpu_computes_nothing_is_ended_in_the_end() -> None:
     assert "GPU" in watch.verdict.sentence
 
 
-class FakeNvml:
-    """The library's calls, with what they write."""
-
-    def __init__(self, results: dict[str, int]) -> None:
-        self._results = results
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> int:
-            out = arguments[-1]._obj if arguments and name != "nvmlInit_v2" else None
-            if isinstance(out, ctypes.c_uint):
-                out.value = 88 if "Threshold" in name else 61
-            elif isinstance(out, ctypes.Structure):
-                out.gpu, out.memory = 37, 5  # type: ignore[attr-defined]
-            return self._results.get(name, 0)
-
-        return call
-
-
-def test_nvml_is_read_as_its_header_says() -> None:
-    gpu = NvmlGpu(FakeNvml({}), 0)
+def test_nvml_is_read_as_its_header_says(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = nvml.Library(str(nvml_library))
+    gpu = NvmlGpu(library, 0)
     reading = gpu.read()
-    assert gpu.temperature_max_celsius == 88
-    assert reading is not None
-    assert (reading.temperature_celsius, reading.utilization_percent) == (61, 37)
-    assert NvmlGpu(FakeNvml({"nvmlDeviceGetUtilizationRates": 3}), 0).read() is None
-    untold = NvmlGpu(FakeNvml({"nvmlDeviceGetTemperatureThreshold": 3}), 0)
-    assert untold.temperature_max_celsius == 90
-    for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"):
-        with pytest.raises(OSError, match="NVML"):
-            NvmlGpu(FakeNvml({name: 9}), 0)
+    assert gpu.temperature_max_celsius == 87 and reading is not None
+    assert (reading.temperature_celsius, reading.utilization_percent) == (71, 63)
+    monkeypatch.setattr(library, "sensors", lambda _: (71, None))
+    assert gpu.read() is None, "half of it"
+    monkeypatch.setattr(library, "slowdown_celsius", lambda _: None)
+    assert NvmlGpu(library, 0).temperature_max_celsius == 90
+    library.close()
+    monkeypatch.undo()
+    assert gpu.read() is None, "a library that is closed"
+    with pytest.raises(nvml.NvmlError, match="closed"):
+        NvmlGpu(library, 0)
+
+
+def test_an_engine_tells_which_gpu_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_gpu({}) is None, "an engine that tells of no GPU has none"
+    opened = SimulatedGpu(temperature=40, utilization=1, temperature_max=85)
+    monkeypatch.setattr("sublimate.guard.nvml.NvmlGpu", lambda library, index: opened)
+    monkeypatch.setattr(nvml, "Library", lambda: None)
+    assert open_gpu({"gpu_index": 0}) is opened
+
+    def no_library() -> None:
+        raise nvml.NvmlError(nvml.LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(nvml, "Library", no_library)
+    assert open_gpu({"gpu_index": 0}) is None
 
 
 # ---- waits for a core ----------------------------------------------------------------------------

@@ -2,24 +2,12 @@
 answers of a library that stands in for a driver, read by both."""
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import pynvml
 import pytest
 
-import house
 from sublimate.probe import nvml
-
-STAND_IN = house.ROOT / "tests/fixtures/probe/nvml.cpp"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("nvml") / nvml.LIBRARY
-    command = ["c++", "-shared", "-fPIC", "-o", str(path), str(STAND_IN)]
-    subprocess.run(command, check=True)
-    return path
 
 
 def test_numbers_are_those_of_the_bindings() -> None:
@@ -61,8 +49,8 @@ def test_structures_are_laid_out_as_in_the_bindings(
     assert layout(ours) == layout(theirs) and ctypes.sizeof(ours) == ctypes.sizeof(theirs)
 
 
-def test_a_gpu_is_read_as_it_answers(library: Path) -> None:
-    answer = nvml.read_nvml(str(library))
+def test_a_gpu_is_read_as_it_answers(nvml_library: Path) -> None:
+    answer = nvml.read_nvml(str(nvml_library))
     assert not answer.error_code and answer.driver == "570.133.20" and answer.cuda == (12, 8)
     assert answer.gpus == (
         nvml.Gpu(
@@ -92,10 +80,10 @@ def test_a_gpu_is_read_as_it_answers(library: Path) -> None:
     )
 
 
-def test_the_bindings_read_the_same(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bindings_read_the_same(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our calls against theirs, function by function, on one library."""
-    ours = nvml.read_nvml(str(library)).gpus[0]
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+    ours = nvml.read_nvml(str(nvml_library)).gpus[0]
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetName(gpu) == ours.name
@@ -123,8 +111,8 @@ def test_a_driver_that_does_not_answer_is_an_answer(tmp_path: Path) -> None:
     assert answer.gpus == ()
 
 
-def test_a_library_without_a_function_is_too_old(library: Path) -> None:
-    opened = nvml.Library(str(library))
+def test_a_library_without_a_function_is_too_old(nvml_library: Path) -> None:
+    opened = nvml.Library(str(nvml_library))
     with pytest.raises(nvml.NvmlError, match="too old") as caught:
         opened._call("nvmlDeviceGetWhatIsNotThere")
     assert caught.value.code == nvml.FUNCTION_NOT_FOUND

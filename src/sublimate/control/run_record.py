@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ class RunRecord:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        self.path = folder / (secrets.token_hex(NAME_BYTES) + SUFFIX)
+        self.path = folder / (os.urandom(NAME_BYTES).hex() + SUFFIX)
         # Nobody sees it under its name before it is locked.
         unborn = self.path.with_suffix(UNBORN)
         self._descriptor = os.open(unborn, OPEN | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 WORKING_SET_BYTES = 256 << 20
 """More than the caches of most machines, shared by all threads."""
-SECONDS = 0.12
+SECONDS = 0.15
 PASSES_MAX = 16
 
 
@@ -36,9 +36,9 @@ def read_bytes_per_s(threads: int, available_bytes: int) -> float:
         stop = time.perf_counter() + SECONDS
         for _ in range(PASSES_MAX):
             begin = time.perf_counter()
-            sums = list(pool.map(numpy.add.reduce, parts))
+            greatest = list(pool.map(numpy.maximum.reduce, parts))  # 64-bit: one load, one compare
             end = time.perf_counter()
-            if sum(int(one) for one in sums) != words * threads:
+            if any(int(one) != 1 for one in greatest):
                 raise ValueError("what was written was not what was read")
             fastest = min(fastest, end - begin)
             if end >= stop:

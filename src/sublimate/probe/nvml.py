@@ -177,6 +177,15 @@ class Library:
             gpus=tuple(self._gpu(index) for index in range(count.value)),
         )
 
+    def sensors(self, index: int) -> tuple[int | None, int | None]:
+        """(degrees Celsius, percent of the last sample period in which a kernel ran) of one GPU:
+        what is worth asking every second. Raises NvmlError."""
+        return self._temperature(handle := self._handle(index)), self._busy(handle)
+
+    def slowdown_celsius(self, index: int) -> int | None:
+        """From here on the GPU lowers its clocks. Raises NvmlError."""
+        return self._slowdown(self._handle(index))
+
     def _call(self, name: str, *arguments: Any) -> None:
         if not self._is_open:
             raise NvmlError(UNINITIALIZED)
@@ -204,15 +213,31 @@ class Library:
         number = ctypes.c_uint()
         return number.value if self._tells(name, *before, ctypes.byref(number)) else None
 
-    def _gpu(self, index: int) -> Gpu:
-        handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    def _handle(self, index: int) -> Any:
+        if index < 0:
+            raise ValueError("GPUs are counted from 0")
+        handle = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        return handle
+
+    def _temperature(self, handle: Any) -> int | None:
+        return self._number("nvmlDeviceGetTemperature", handle, SENSOR_GPU)
+
+    def _slowdown(self, handle: Any) -> int | None:
+        return self._number("nvmlDeviceGetTemperatureThreshold", handle, THRESHOLD_SLOWDOWN)
+
+    def _busy(self, handle: Any) -> int | None:
+        busy = Utilization()
+        told = self._tells("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(busy))
+        return int(busy.gpu) if told else None
+
+    def _gpu(self, index: int) -> Gpu:
+        handle, major, minor = self._handle(index), ctypes.c_int(), ctypes.c_int()
         self._call(
             "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)
         )
-        memory, busy = Memory(), Utilization()
+        memory = Memory()
         has_memory = self._tells("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        has_busy = self._tells("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(busy))
         name, clock = self._text("nvmlDeviceGetName", handle), "nvmlDeviceGetClockInfo"
         return Gpu(
             index=index,
@@ -224,17 +249,15 @@ class Library:
             memory_bytes=int(memory.total) if has_memory else None,
             memory_used_bytes=int(memory.used) if has_memory else None,
             mig=self._mig(handle),
-            temperature_celsius=self._number("nvmlDeviceGetTemperature", handle, SENSOR_GPU),
-            slowdown_celsius=self._number(
-                "nvmlDeviceGetTemperatureThreshold", handle, THRESHOLD_SLOWDOWN
-            ),
+            temperature_celsius=self._temperature(handle),
+            slowdown_celsius=self._slowdown(handle),
             power_watts=self._watts("nvmlDeviceGetPowerUsage", handle),
             power_limit_watts=self._watts("nvmlDeviceGetEnforcedPowerLimit", handle),
             sm_clock_mhz=self._number(clock, handle, CLOCK_SM),
             sm_clock_max_mhz=self._number("nvmlDeviceGetMaxClockInfo", handle, CLOCK_SM),
             memory_clock_mhz=self._number(clock, handle, CLOCK_MEMORY),
             throttle_reasons=self._throttle_reasons(handle),
-            utilization_percent=int(busy.gpu) if has_busy else None,
+            utilization_percent=self._busy(handle),
             processes=self._processes(handle),
         )
 
