@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 WHEEL_BUILD := build/wheel
 NATIVE := CMakeLists.txt pyproject.toml core/policy/generate.py $(shell find core proto src/sublimate/v1 -name '*.cpp' -o -name '*.h' -o -name load.c -o -name 'layer*')
-PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
+PROGRAMS := $(NATIVE) $(shell find tests/cpp tests/sim tests/torture tests/fuzz bench -name '*.cpp' -o -name '*.h' 2>/dev/null)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Test files run side by side, in a few processes: most of their time is waiting. See tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -155,6 +155,10 @@ bench: build
 
 sim: .venv/stamp-programs
 	$(WHEEL_BUILD)/simulators/sublimate_sim $(ARGS)
+
+# Every allocation and system call of the engine fails once; see docs/torture.md.
+torture: .venv/stamp-programs
+	$(BIN)/python tests/torture/torture.py $(ARGS)
 
 fuzz: .venv/stamp-build
 	tests/fuzz/run.sh $(ARGS)

@@ -1,12 +1,15 @@
 // What the binding files share: the one exception that crosses into Python and the functions that
 // fill the module.
 //
-// defines: CoreError, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
+// defines: CoreError, with_threads, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
 //          bind_policy, bind_prefixes, bind_trace, bind_kernel
 #pragma once
 
 #include <nanobind/nanobind.h>
+
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace sublimate {
 
@@ -17,6 +20,16 @@ class CoreError : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
+
+// Runs what starts threads: that none can be had is the machine's fault.
+template <class Body>
+void with_threads(Body&& body) {
+    try {
+        body();
+    } catch (const std::system_error& error) {
+        throw CoreError(std::string("a thread cannot be started: ") + error.what());
+    }
+}
 
 void bind_edge(nanobind::module_& m);     // Region, Vocabulary, StreamEvent, EdgeClient
 void bind_blocks(nanobind::module_& m);   // BlockFormat, tool_id

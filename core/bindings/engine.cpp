@@ -120,7 +120,8 @@ void bind_engine(nb::module_& m) {
         .def("run", &Engine::run, release())
         .def("stop", &Engine::stop)
         .def("inject_faults", &Engine::inject_faults, "folder"_a)
-        .def("warm_up", &Engine::warm_up, release())
+        .def(
+            "warm_up", [](Engine& engine) { with_threads([&] { engine.warm_up(); }); }, release())
         .def("stats",
              [](Engine& engine) {
                  StatsPage page;

@@ -114,7 +114,7 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batc
     options.kv_bytes = kv_bytes;
     if (progress) options.progress = *progress;
     std::shared_ptr<LoadedModel> model;
-    raise_if_error(load_model(path, options, &model));
+    with_threads([&] { raise_if_error(load_model(path, options, &model)); });
     return model;
 }
 

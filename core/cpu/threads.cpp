@@ -102,14 +102,24 @@ ThreadPool::ThreadPool(int32_t threads) : threads_(threads), active_(threads) {
     counters_ = std::make_unique<Counter[]>(2 * static_cast<size_t>(threads));
     banks_ = std::make_unique<Bank[]>(static_cast<size_t>(threads));
     jobs_ = std::make_unique<WaitWord[]>(static_cast<size_t>(threads));
-    for (int32_t thread = 1; thread < threads; thread++)
-        helpers_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int32_t thread = 1; thread < threads; thread++)
+            helpers_.emplace_back([this, thread] { work(thread); });
+    } catch (...) {
+        end_helpers(); // those that did begin: nobody else would
+        throw;
+    }
 }
 
 ThreadPool::~ThreadPool() {
+    end_helpers();
+}
+
+void ThreadPool::end_helpers() {
     stopping_ = true;
     for (int32_t thread = 1; thread < threads_; thread++) jobs_[thread].advance();
     for (std::thread& helper : helpers_) helper.join();
+    helpers_.clear();
 }
 
 void ThreadPool::place() {

@@ -158,6 +158,7 @@ private:
         barrier_.arrive(active_, [] {});
     }
     void work(int32_t thread);
+    void end_helpers();
     std::atomic<int32_t>& counter(int32_t bank, int32_t thread) {
         return counters_[bank * threads_ + thread].next;
     }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <new>
 #include <thread>
 
 #include "../cpu/allocations.h"
@@ -27,8 +28,10 @@ constexpr int FOREVER_MS = -1;
 void ring(int fd) {
     uint64_t one = 1;
     // EAGAIN means that the counter is already far from zero: the sleeper wakes all the same.
-    while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR) {
+    ssize_t written;
+    while ((written = write(fd, &one, sizeof(one))) < 0 && errno == EINTR) {
     }
+    CHECK_BECAUSE(written > 0 || errno == EAGAIN, "a bell that cannot be rung wakes nobody");
 }
 
 void drain(int fd) {
@@ -184,10 +187,16 @@ void Engine::stop() {
 
 void Engine::warm_up() {
     // On cores of their own, as the threads will run; the caller keeps all of its cores.
-    std::thread([this] {
-        loop_->place_threads();
-        loop_->warm_up();
+    bool enough_memory = true;
+    std::thread([&] {
+        try {
+            loop_->place_threads();
+            loop_->warm_up();
+        } catch (const std::bad_alloc&) {
+            enough_memory = false;
+        }
     }).join();
+    if (!enough_memory) throw std::bad_alloc();
 }
 
 void Engine::beat() {

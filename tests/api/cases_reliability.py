@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from cases import case, load_cases
+from cases import case
 from grammar import check_stream, prompt_tokens
 from harness import (
     Served,
@@ -28,6 +28,7 @@ from sublimate.config import EdgeSettings
 from sublimate.edge.access import Access
 from sublimate.edge.exchange import Request
 from sublimate.edge.limits import HttpLimits
+from sublimate.grammar.compiler import CONSTRAINTS_BYTES_MAX, CONSTRAINTS_MAX
 from sublimate.model.template import ChatTemplate
 from sublimate.model.turns import said
 from test_errors import check_error
@@ -203,7 +204,7 @@ def an_abort_beside_a_prefill(served: Served) -> None:
 
 @case("R056")
 def health_is_no_open_port(served: Served) -> None:
-    """A step of ten seconds: after the limit the server says so, though its port answers."""
+    """A step of seven seconds: after the limit the server says so, though its port answers."""
     with serve(step_delay_us=7_000_000) as stuck, stuck.connect() as sock:
         sock.sendall(http_post(body("say hello", stream=True)))
         wait_until(lambda: stuck.region.stats()["running"] == 1)
@@ -315,14 +316,62 @@ def long_runs_of_one_letter(served: Served) -> None:
     assert reply.json()["input_tokens"] > 131_072 and reply.elapsed.total_seconds() < 5
 
 
-@case("R109", "R111", "R112", "R114", "R115")
-def grammars_are_not_offered(served: Served) -> None:
-    for identifier in ("R109", "R111", "R112", "R114", "R115"):
-        assert load_cases()[identifier]["kind"] == "grammar"
+def with_schema(served: Served, **properties: Any) -> httpx.Response:
+    """An answer of a few tokens that is held to a schema."""
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    wanted = {"format": {"type": "json_schema", "schema": schema}}
+    return served.message(output_config=wanted, max_tokens=8)
+
+
+def costs_little(served: Served, **properties: Any) -> None:
+    """It is answered in its form, as far as that can be enforced, and within the time of others."""
+    begun = time.monotonic()
+    reply = with_schema(served, **properties)
+    assert reply.status_code == 200 and time.monotonic() - begun < 5
+    first = next(iter(properties))
+    assert reply.json()["content"][0]["text"].startswith(f'{{"{first}": ')
+    assert served.message().status_code == 200
+
+
+@case("R109", "R112", "R114")
+def grammars_come_as_schemas_only(served: Served) -> None:
+    """Raw grammars are not offered. Of schemas, mistakes are named, and what no regular expression
+    can be made of is left out; neither nesting nor what begins with itself recurses."""
     refuse(served, "guided_json", guided_json={"type": "stsring"})
     refuse(served, "guided_regex", guided_regex="(a+)+b")
     refuse(served, "grammar", grammar="root ::= " + "(" * 60_000)
     refuse(served, "response_format", response_format={"type": "json_schema"})
+    path = "output_config.format.schema.properties.a.type: "
+    check_error(with_schema(served, a={"type": "stsring"}), 400, path)
+    for pattern in ("[", "(?<=a)b", "(" * 60_000 + ")" * 60_000):
+        costs_little(served, a={"type": "string", "pattern": pattern})
+    left = {"anyOf": [{"$ref": "#/properties/a"}, {"type": "string"}]}
+    costs_little(served, a=left)
+    costs_little(served, a={"$ref": "#/properties/b"}, b={"$ref": "#/properties/a"})
+
+
+@case("R111", "R115")
+def schemas_whose_automata_explode(served: Served) -> None:
+    patterns = ("^(a+)+b$", "^(a|a|aa)*c$", "^((a{1,99}){1,99}){1,99}$", "^(.*a.{900})$")
+    for pattern in patterns:
+        costs_little(served, a={"type": "string", "pattern": pattern})
+    bounded = {"type": "string", "minLength": 10**5, "maxLength": 10**6}
+    costs_little(served, **dict.fromkeys("abcde", bounded))
+
+
+@case("R066")
+def grammars_are_kept_within_a_bound(served: Served) -> None:
+    grammars = served.server.model.grammars
+    kept = grammars._constraints
+    for number in range(2 * CONSTRAINTS_MAX):
+        costs_nothing_more = with_schema(served, **{f"p{number}": {"type": "integer"}})
+        assert costs_nothing_more.status_code == 200
+    assert len(kept._held) == CONSTRAINTS_MAX
+    large = {"type": "string", "enum": ["x" * 1000 * n for n in range(1, 24)]}
+    for number in range(2 * CONSTRAINTS_BYTES_MAX // 276_000):
+        assert with_schema(served, **{f"q{number}": large}).status_code == 200
+    assert 0 < kept._bytes <= CONSTRAINTS_BYTES_MAX
+    assert kept._bytes == sum(size for _, size in kept._held.values())
 
 
 @case("R116")

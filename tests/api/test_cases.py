@@ -5,12 +5,13 @@ import pytest
 import cases_messages
 import cases_reliability
 import cases_tools
+import cases_wire
 from cases import FILES, FOLDER, REGISTRY, load_cases
 from cases_not_offered import ELSEWHERE, NOT_OFFERED
 from harness import Served, wait_until
 from house import ROOT
 
-CHECKS = (cases_messages, cases_tools, cases_reliability)
+CHECKS = (cases_messages, cases_tools, cases_reliability, cases_wire)
 
 
 @pytest.mark.parametrize("identifier", sorted(REGISTRY))

@@ -102,8 +102,8 @@ class Server:
                 return event
             assert event["event"] != "end", f"ended without {name}; stderr: {''.join(self.errors)}"
 
-    def ready(self) -> dict[str, Any]:
-        event = self.event("ready")
+    def ready(self, seconds: float = 20.0) -> dict[str, Any]:
+        event = self.event("ready", seconds)
         self.url = event["url"]
         return event
 

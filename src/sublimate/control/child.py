@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -69,6 +70,7 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     give_up_rights()
+    faulthandler.enable()  # a crash says where
     os.set_inheritable(control_fd, False)
     return Channel[Any].from_fd(control_fd, incoming)
 

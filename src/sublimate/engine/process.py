@@ -3,11 +3,12 @@
 The main thread loads the model, then follows the supervisor's messages: attach and detach edges,
 stop. A fault of the model file is a Failed message; a bug ends the process and is restarted.
 
-defines: main, EngineProcess
+defines: main, EngineProcess, LoopThread
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -23,6 +24,7 @@ from .loader import load_engine
 
 LOOP_ENDED_EXIT_CODE = 70
 PROGRESS_STEP = 0.01
+BEGIN_SECONDS = 10.0
 
 
 def main() -> None:
@@ -47,8 +49,7 @@ class EngineProcess:
         engine = self._load(first.message)
         if engine is None:
             return
-        loop = threading.Thread(target=self._loop, args=(engine,), name="loop", daemon=True)
-        loop.start()
+        loop = LoopThread(engine)
         try:
             self._follow(engine)
         finally:
@@ -69,6 +70,10 @@ class EngineProcess:
                 reason = "hardware_not_supported"
             self._control.send(channel.Failed(message=str(error), reason=reason))
             return None
+        except MemoryError:
+            message = f"There is too little memory to load {load.model_path}."
+            self._control.send(channel.Failed(message=message))
+            return None
         self._control.send(channel.Ready(info=info), (engine.prefix_fd,))
         return engine
 
@@ -77,21 +82,8 @@ class EngineProcess:
             self._last_fraction = fraction
             try:
                 self._control.send(channel.Progress(fraction=fraction))
-            except BlockingIOError:
-                return  # a missing step of a progress bar
-
-    def _loop(self, engine: _core.LoopEngine) -> None:
-        # For who looks from outside how long it had to wait for a core.
-        with contextlib.suppress(OSError):
-            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
-                channel.LOOP_THREAD
-            )
-        try:
-            engine.run()
-        except BaseException as error:
-            # The loop never raises on client data; whatever this is, a restart is the answer.
-            sys.excepthook(type(error), error, error.__traceback__)
-            os._exit(LOOP_ENDED_EXIT_CODE)
+            except OSError:
+                return  # a missing step of a progress bar; that nobody listens is seen elsewhere
 
     def _follow(self, engine: _core.LoopEngine) -> None:
         while (received := self._control.receive()) is not None:
@@ -110,6 +102,40 @@ class EngineProcess:
                     return
                 case channel.Load():
                     raise ValueError("a second load")
+
+
+class LoopThread:
+    """The loop on a thread of its own, until the engine is stopped. Raises RuntimeError or
+    EngineError if it cannot begin: threading.Thread would wait for such a thread for ever."""
+
+    def __init__(self, engine: _core.LoopEngine) -> None:
+        self._begun, self._ended = threading.Lock(), threading.Lock()
+        for lock in (self._begun, self._ended):
+            lock.acquire()
+        _thread.start_new_thread(self._run, (engine,))
+        if not self._begun.acquire(timeout=BEGIN_SECONDS):
+            raise EngineError("The loop's thread did not begin.")
+
+    def _run(self, engine: _core.LoopEngine) -> None:
+        try:
+            self._begun.release()
+            # For who looks from outside how long it had to wait for a core.
+            with contextlib.suppress(OSError):
+                Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
+                    channel.LOOP_THREAD
+                )
+            engine.run()
+            self._ended.release()
+        except BaseException as error:
+            # The loop never raises on client data; whatever this is, a restart is the answer.
+            try:
+                sys.excepthook(type(error), error, error.__traceback__)
+            finally:
+                os._exit(LOOP_ENDED_EXIT_CODE)
+
+    def join(self) -> None:
+        """Waits until the loop has returned."""
+        self._ended.acquire()
 
 
 def _inject(engine: _core.LoopEngine, faults: FaultFolder) -> None:

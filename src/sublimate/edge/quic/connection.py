@@ -416,8 +416,8 @@ class Http3Connection:
         self._listener.closed(self)
 
     def close(self, code: int = ErrorCode.H3_NO_ERROR) -> None:
-        """End it now; the client is told."""
-        if not self.transport.has_peer:
+        """End it now; the client is told, if it is where it says."""
+        if not self.transport.has_shown_address:
             self._over()
         elif not self._is_over:
             self.transport.close(code)

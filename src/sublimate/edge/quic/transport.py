@@ -167,6 +167,11 @@ class Transport(QuicConnection):
         return bool(self._network_paths)
 
     @property
+    def has_shown_address(self) -> bool:
+        """It has answered from where it says it is, so it may be sent as much as there is."""
+        return any(path.is_validated for path in self._network_paths)
+
+    @property
     def has_unsent(self) -> bool:
         """Something that was written is not acknowledged."""
         return any(self.unsent_bytes(stream_id) for stream_id in self._streams)
