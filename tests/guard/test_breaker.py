@@ -224,3 +224,14 @@ def test_a_server_refuses_at_once_and_says_when_to_come_back() -> None:
         assert found["sublimate_breaker_sheds_total"] == len(refused)
         assert found["sublimate_prompt_tokens_reserved"] == 0, "what ended holds nothing"
         assert served.message().status_code == 200
+
+
+def test_an_event_may_be_told_with_the_time_of_an_earlier_look() -> None:
+    """Of events that one look finds, another may have asked for the time in between."""
+    breaker = Breaker(PRICES)
+    for key in range(3):
+        breaker.taken(key, "a", PROMPT_TOKENS, 1.0)
+    breaker.gone(0, 2.5)
+    breaker.first_token(1, 2.0)
+    breaker.first_token(2, 3.0)
+    assert breaker.reserved_tokens == 0

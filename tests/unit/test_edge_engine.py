@@ -255,3 +255,22 @@ def test_a_ring_found_broken_at_the_start_is_told_after_the_link_is_known() -> N
         await until(lambda: broke == ["broke"])
 
     with_link(_core.Region.create(16), story)
+
+
+def test_events_that_a_bug_keeps_from_delivery_end_the_link(
+    running: _core.Region, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would read the ring on, and all requests hung, new ones too."""
+
+    async def story(link: EngineLink, broke: list[str]) -> None:
+        def follow(*_: object) -> None:
+            raise ValueError("planted")
+
+        link.reservations.follow = follow  # type: ignore[method-assign]
+        link.submit(submission(), Heard(), 64)
+        await until(lambda: broke == ["broke"])
+
+    with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("sublimate"), "propagate", True)
+        with_link(running, story)
+    assert "could not be delivered" in caplog.text

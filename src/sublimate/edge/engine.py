@@ -307,6 +307,12 @@ class EngineLink:
             LOG.exception("the engine broke the ring protocol")
             self._on_broken()
             return
+        except Exception:
+            # A bug here. Some events were lost with it, and nobody would read the ring on: all that
+            # is in flight gets its error, and the loop a fresh region.
+            LOG.exception("events could not be delivered")
+            self._on_broken()
+            return
         self._loop.call_soon(self._pump)
 
     def _deliver(self, events: list[_core.StreamEvent]) -> None:

@@ -216,9 +216,9 @@ class Breaker:
             del self._by_tenant[tenant]
 
     def _pass_time(self, now_seconds: float) -> None:
-        if now_seconds < self._at_seconds:
-            raise ValueError("time does not run backwards")
-        passed, self._at_seconds = now_seconds - self._at_seconds, now_seconds
+        # Who tells of several events at once may tell of one with the time of an earlier look.
+        passed = max(0.0, now_seconds - self._at_seconds)
+        self._at_seconds += passed
         if passed > 0 and self._was_full:
             self._since_seconds += passed
 
