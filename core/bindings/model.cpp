@@ -99,10 +99,18 @@ void bind_gguf(nb::module_& m) {
 // ---- Model -----------------------------------------------------------------------------------
 using Progress = std::function<void(float)>;
 
+Sharing sharing_from(const std::string& name) {
+    if (name == "auto") return Sharing::where_free;
+    if (name == "always") return Sharing::always;
+    if (name == "never") return Sharing::never;
+    throw CoreError("share_weights: not auto, always or never");
+}
+
 std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batch_invariant,
                                   int32_t context_length, const std::string& rope_scaling,
                                   double rope_factor, int32_t threads, const std::string& isa,
-                                  int64_t kv_bytes, const std::optional<Progress>& progress) {
+                                  int64_t kv_bytes, const std::string& share_weights,
+                                  int shared_weights_fd, const std::optional<Progress>& progress) {
     LoadOptions options;
     options.exact = exact;
     options.batch_invariant = batch_invariant;
@@ -112,6 +120,7 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batc
     options.threads = threads;
     options.isa = isa;
     options.kv_bytes = kv_bytes;
+    options.share = {sharing_from(share_weights), shared_weights_fd};
     if (progress) options.progress = *progress;
     std::shared_ptr<LoadedModel> model;
     with_threads([&] { raise_if_error(load_model(path, options, &model)); });
@@ -181,6 +190,9 @@ nb::dict model_info(const LoadedModel& model) {
     info["kv_pages"] = model.model->kv_pages();
     info["kv_bytes"] = int64_t{kv.pages} * cpu::KvArena::page_bytes(config, kv.layout.type);
     info["same_arithmetic"] = model.model->same_arithmetic();
+    info["weights_shared"] = model.weights.shared.data() != nullptr;
+    info["weights_reused"] = model.weights.reused;
+    info["weights_huge_pages"] = model.weights.shared.huge_pages();
     info["load_seconds"] = model.load_seconds;
     info["resident_loop"] = true;
     info["compute_path"] = "direct-kernel";
@@ -217,7 +229,10 @@ void bind_model(nb::module_& m) {
         .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
                     "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
+                    "share_weights"_a = "never", "shared_weights_fd"_a = -1,
                     "progress"_a = nb::none())
+        .def_prop_ro("weights_fd",
+                     [](const LoadedModel& model) { return model.weights.shared.fd(); })
         .def_prop_ro("info", &model_info)
         .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false);
     m.def("probe", &probe);

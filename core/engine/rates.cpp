@@ -23,7 +23,7 @@ uint64_t read_words(const uint64_t* words, int64_t count) {
 }
 
 double read_rate(LoadedModel& model) {
-    const auto* base = reinterpret_cast<const uint64_t*>(model.weights.arena.data());
+    const auto* base = reinterpret_cast<const uint64_t*>(model.weights.data);
     int64_t bytes = model.weights.bytes;
     auto pieces = static_cast<int32_t>(bytes / READ_PIECE_BYTES);
     if (pieces == 0) return 0;

@@ -90,6 +90,7 @@ public:
 
     uint32_t version() const { return version_; }
     uint64_t file_bytes() const { return bytes_.size(); }
+    const FileIdentity& identity() const { return mapping_.identity(); } // zeros after parse()
     const std::vector<GgufValue>& values() const { return values_; }
     const std::vector<GgufTensor>& tensors() const { return tensors_; }
     const GgufValue* find(std::string_view key) const;

@@ -20,19 +20,29 @@ std::string with_reason(const std::string& what) {
     return what + ": " + std::strerror(errno);
 }
 
+int64_t nanoseconds(const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+FileIdentity identity_of(const struct stat& details) {
+    return {details.st_dev, details.st_ino, details.st_size, nanoseconds(details.st_mtim),
+            nanoseconds(details.st_ctim)};
+}
+
 } // namespace
 
 FileMapping::~FileMapping() {
     if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_bytes_);
 }
 
-FileMapping::FileMapping(FileMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {
+FileMapping::FileMapping(FileMapping&& other) noexcept {
+    *this = std::move(other);
 }
 
 FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);
+    std::swap(identity_, other.identity_);
     return *this;
 }
 
@@ -56,6 +66,7 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
             FileMapping fresh;
             fresh.data_ = static_cast<const std::byte*>(data);
             fresh.size_bytes_ = size;
+            fresh.identity_ = identity_of(details);
             *mapping = std::move(fresh);
         }
     }

@@ -1,7 +1,7 @@
 // Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that
 // become real when they are first touched (so the touching thread decides where they lie).
 //
-// defines: FileMapping, AnonymousMemory
+// defines: FileIdentity, FileMapping, AnonymousMemory
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,15 @@
 
 namespace sublimate {
 
+// Which file, and which content of it as far as its times tell. No padding: compared byte by byte.
+struct FileIdentity {
+    uint64_t device = 0;
+    uint64_t inode = 0;
+    int64_t size_bytes = 0;
+    int64_t modified_ns = 0;
+    int64_t changed_ns = 0; // also by what sets the time of modification
+};
+
 class FileMapping {
 public:
     FileMapping() = default;
@@ -23,10 +32,12 @@ public:
     // Regular files only. An empty file is an error, since it cannot be mapped.
     static Status open(const std::string& path, FileMapping* mapping);
     std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
+    const FileIdentity& identity() const { return identity_; }
 
 private:
     const std::byte* data_ = nullptr;
     size_t size_bytes_ = 0;
+    FileIdentity identity_;
 };
 
 class AnonymousMemory {

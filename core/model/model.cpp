@@ -68,8 +68,8 @@ Status load_model(const std::string& path, const LoadOptions& options,
     if (options.kv_bytes < 0) return Status::error("the KV memory cannot be negative");
     fresh->pool = std::make_unique<cpu::ThreadPool>(threads);
     fresh->exact = options.exact;
-    status = load_weights(file, fresh->config, options.exact, *fresh->pool, options.progress,
-                          &fresh->weights);
+    status = load_weights(file, fresh->config, options.exact, options.share, *fresh->pool,
+                          options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     cpu::KvType kv_type = options.exact ? cpu::KvType::f32 : cpu::KvType::bf16;
     RETURN_IF_ERROR(cpu::CpuModel::create(

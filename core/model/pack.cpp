@@ -310,7 +310,7 @@ void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t pa
     CHECK(panel_begin >= 0 && panel_end <= shape.panels);
     std::vector<float> scratch;
     for (int32_t p = panel_begin; p < panel_end; p++) {
-        std::byte* panel = data + p * shape.panel_bytes;
+        std::byte* panel = data + (p - panel_begin) * shape.panel_bytes;
         int32_t first = p * PANEL_ROWS;
         // The arena is zero where it was never written, so missing rows need nothing.
         if (cpu::is_k_kind(shape.kind))

@@ -15,8 +15,8 @@ namespace sublimate {
 // The packed form of a tensor, without data: its kind, or f32 in the exact mode.
 cpu::PackedMatrix packed_shape(const GgufTensor& tensor, bool exact);
 
-// Packs panels [panel_begin, panel_end) of `tensor` to `data` (panel 0 of the whole matrix is at
-// data). Lanes past the last row are zero weights.
+// Packs panels [panel_begin, panel_end) of `tensor` to `data`, which is zero there. Lanes past the
+// last row are zero weights.
 void pack_panels(const GgufTensor& tensor, const cpu::PackedMatrix& shape, int32_t panel_begin,
                  int32_t panel_end, std::byte* data);
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../check.h"
+#include "../loop/page_hash.h"
 #include "pack.h"
 
 namespace sublimate {
@@ -15,6 +16,20 @@ namespace {
 
 constexpr int64_t ARENA_ALIGNMENT_BYTES = 64;
 constexpr int32_t PANELS_PER_ITEM = 8;
+
+// In front of shared weights. Everything that decides what lies behind it; all words, no padding.
+struct SharedHeader {
+    uint64_t magic = 0x5448474957425553; // "SUBWIGHT"
+    uint64_t version = 1;
+    uint64_t exact = 0;
+    int64_t bytes = 0;     // behind the header
+    uint64_t contents = 0; // digest of what lies where, in which form
+    FileIdentity file;
+};
+static_assert(sizeof(SharedHeader) == 10 * sizeof(uint64_t));
+constexpr int64_t SHARED_HEADER_BYTES = 128;
+static_assert(sizeof(SharedHeader) <= SHARED_HEADER_BYTES &&
+              SHARED_HEADER_BYTES % ARENA_ALIGNMENT_BYTES == 0);
 
 // One tensor on its way into the arena.
 struct PackJob {
@@ -57,33 +72,55 @@ public:
         return refuse_unknown();
     }
 
-    Status pack(cpu::ThreadPool& pool, const std::function<void(float)>& progress) {
-        RETURN_IF_ERROR(AnonymousMemory::map(arena_bytes_, "weights", &weights_.arena));
-        weights_.bytes = arena_bytes_;
-        std::byte* base = weights_.arena.data();
+    // True: another process has packed just this, and it is mapped now.
+    bool reuse(int fd) {
+        SharedMemory mapped;
+        if (fd < 0 || !SharedMemory::attach(fd, &mapped).ok()) return false;
+        const SharedHeader wanted = header();
+        if (mapped.size() < SHARED_HEADER_BYTES + arena_bytes_ ||
+            std::memcmp(mapped.data(), &wanted, sizeof wanted) != 0)
+            return false;
+        const std::byte* base = mapped.data() + SHARED_HEADER_BYTES;
+        for (PackJob& job : jobs_) {
+            if (!sample_equals(job, base + job.offset)) return false;
+            job.shape.data = base + job.offset;
+        }
+        weights_.shared = std::move(mapped);
+        weights_.reused = true;
+        publish(base);
+        return true;
+    }
+
+    Status pack(Sharing sharing, cpu::ThreadPool& pool,
+                const std::function<void(float)>& progress) {
+        std::byte* base = nullptr;
+        RETURN_IF_ERROR(allocate(sharing, &base));
         int64_t done_bytes = 0;
         for (PackJob& job : jobs_) {
-            std::byte* data = base + job.offset;
-            job.shape.data = data;
+            job.shape.data = base + job.offset;
             if (job.vector) {
                 std::vector<float> floats = tensor_to_floats(*job.tensor);
-                std::memcpy(data, floats.data(), floats.size() * sizeof(float));
-            } else {
-                // A thread packs the range it will mostly compute: first touch decides where memory
-                // lies.
-                int32_t blocks = (job.shape.panels + PANELS_PER_ITEM - 1) / PANELS_PER_ITEM;
-                pool.parallel_for(blocks, [&](int32_t block) {
-                    int32_t begin = block * PANELS_PER_ITEM;
-                    int32_t end = std::min(begin + PANELS_PER_ITEM, job.shape.panels);
-                    pack_panels(*job.tensor, job.shape, begin, end, data);
-                });
-                done_bytes += job.shape.panels * job.shape.panel_bytes;
-                if (progress)
-                    progress(static_cast<float>(double(done_bytes) / double(arena_bytes_)));
+                std::memcpy(base + job.offset, floats.data(), floats.size() * sizeof(float));
+                continue;
             }
+            // A thread packs the range it will mostly compute: first touch decides where memory
+            // lies.
+            int32_t blocks = (job.shape.panels + PANELS_PER_ITEM - 1) / PANELS_PER_ITEM;
+            pool.parallel_for(blocks, [&](int32_t block) {
+                int32_t begin = block * PANELS_PER_ITEM;
+                int32_t end = std::min(begin + PANELS_PER_ITEM, job.shape.panels);
+                pack_panels(*job.tensor, job.shape, begin, end,
+                            base + job.offset + begin * job.shape.panel_bytes);
+            });
+            done_bytes += job.shape.panels * job.shape.panel_bytes;
+            if (progress) progress(static_cast<float>(double(done_bytes) / double(arena_bytes_)));
         }
-        publish();
-        if (progress) progress(1.0f);
+        if (weights_.shared.data() != nullptr) {
+            const SharedHeader header = this->header();
+            std::memcpy(weights_.shared.data(), &header, sizeof header);
+            RETURN_IF_ERROR(weights_.shared.seal());
+        }
+        publish(base);
         return Status::success();
     }
 
@@ -92,6 +129,61 @@ private:
         size_t attention_norm, query, key, value, attention_output;
         size_t feed_forward_norm, gate, up, down;
     };
+
+    SharedHeader header() const {
+        SharedHeader header;
+        header.exact = exact_ ? 1 : 0;
+        header.bytes = arena_bytes_;
+        header.file = file_.identity();
+        auto add = [&](int64_t word) {
+            header.contents = mix_hash(header.contents ^ static_cast<uint64_t>(word));
+        };
+        for (const PackJob& job : jobs_) {
+            const cpu::PackedMatrix& m = job.shape;
+            for (int64_t word : {job.offset, int64_t{job.vector}, static_cast<int64_t>(m.kind),
+                                 int64_t{m.rows}, int64_t{m.columns}, int64_t{m.panels},
+                                 int64_t{m.offset}, int64_t{m.affine}, m.panel_bytes})
+                add(word);
+        }
+        return header;
+    }
+
+    // The first and the last panel, packed anew: a build that packs in another way, or another file
+    // with the same times, shows here.
+    static bool sample_equals(const PackJob& job, const std::byte* data) {
+        if (job.vector) {
+            std::vector<float> floats = tensor_to_floats(*job.tensor);
+            return std::memcmp(data, floats.data(), floats.size() * sizeof(float)) == 0;
+        }
+        const cpu::PackedMatrix& shape = job.shape;
+        auto bytes = static_cast<size_t>(shape.panel_bytes);
+        for (int32_t panel : {0, shape.panels - 1}) {
+            std::vector<std::byte> fresh(bytes);
+            pack_panels(*job.tensor, shape, panel, panel + 1, fresh.data());
+            if (std::memcmp(data + panel * shape.panel_bytes, fresh.data(), bytes) != 0)
+                return false;
+        }
+        return true;
+    }
+
+    Status allocate(Sharing sharing, std::byte** base) {
+        bool wanted =
+            sharing == Sharing::always || (sharing == Sharing::where_free && one_memory_node());
+        if (wanted) {
+            Status status = SharedMemory::create(SHARED_HEADER_BYTES + arena_bytes_, "weights",
+                                                 &weights_.shared);
+            bool kept = status.ok() && (sharing == Sharing::always || weights_.shared.huge_pages());
+            if (kept) {
+                *base = weights_.shared.data() + SHARED_HEADER_BYTES;
+                return Status::success();
+            }
+            if (sharing == Sharing::always) return status;
+            weights_.shared = SharedMemory();
+        }
+        RETURN_IF_ERROR(AnonymousMemory::map(arena_bytes_, "weights", &weights_.own));
+        *base = weights_.own.data();
+        return Status::success();
+    }
 
     Status find(const std::string& name, uint64_t rows, uint64_t columns,
                 const GgufTensor** tensor) {
@@ -151,7 +243,7 @@ private:
 
     const cpu::PackedMatrix& matrix(size_t job) const { return jobs_[job].shape; }
     const float* vector(size_t job) const {
-        return reinterpret_cast<const float*>(weights_.arena.data() + jobs_[job].offset);
+        return reinterpret_cast<const float*>(weights_.data + jobs_[job].offset);
     }
 
     // Jobs that are neighbours in the arena and of one kind become one matrix: their panels follow
@@ -180,7 +272,10 @@ private:
         return fused;
     }
 
-    void publish() {
+    void publish(const std::byte* base) {
+        CHECK(base != nullptr && weights_.layers.empty());
+        weights_.data = base;
+        weights_.bytes = arena_bytes_;
         weights_.embedding = matrix(embedding_);
         weights_.head = matrix(head_);
         weights_.final_norm = vector(final_norm_);
@@ -210,12 +305,14 @@ private:
 
 } // namespace
 
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact, cpu::ThreadPool& pool,
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+                    const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights) {
     Weights fresh;
     WeightLoader loader(file, config, exact, &fresh);
     RETURN_IF_ERROR(loader.plan());
-    RETURN_IF_ERROR(loader.pack(pool, progress));
+    if (!loader.reuse(share.fd)) RETURN_IF_ERROR(loader.pack(share.sharing, pool, progress));
+    if (progress) progress(1.0f);
     *weights = std::move(fresh);
     return Status::success();
 }

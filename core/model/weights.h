@@ -1,7 +1,7 @@
 // All weights of a model, packed once at load into one piece of memory in the order in which a step
-// reads them.
+// reads them. Several engines can share that piece: the first one packs, the others map it.
 //
-// defines: FusedProjection, LayerWeights, Weights, load_weights
+// defines: FusedProjection, LayerWeights, Weights, Sharing, ShareOptions, load_weights
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "config.h"
 #include "gguf.h"
 #include "memory.h"
+#include "shared_memory.h"
 #include "status.h"
 
 namespace sublimate {
@@ -42,13 +43,26 @@ struct Weights {
     std::vector<LayerWeights> layers;
     const float* final_norm = nullptr; // (hidden)
     cpu::PackedMatrix head = {};       // (vocabulary, hidden); the embedding itself if tied
-    AnonymousMemory arena;
-    int64_t bytes = 0; // of arena that is in use
+    AnonymousMemory own;               // one of the two holds them
+    SharedMemory shared;
+    const std::byte* data = nullptr;
+    int64_t bytes = 0;   // at data
+    bool reused = false; // another process has packed them
+};
+
+// Whether to pack into memory that other processes can map. where_free: if that costs nothing,
+// which means huge pages and a machine of one NUMA node (else all of it lies on one).
+enum class Sharing : int32_t { never, where_free, always };
+
+struct ShareOptions {
+    Sharing sharing = Sharing::never;
+    int fd = -1; // of what another process may have packed of this file; -1: none. Of no use: as -1
 };
 
 // Packs on all threads of `pool`. `progress` (may be empty) is called on the calling thread with
-// the fraction done.
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact, cpu::ThreadPool& pool,
+// the fraction done. Which kernels will read the weights makes no difference to how they lie.
+Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+                    const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights);
 
 } // namespace sublimate

@@ -67,6 +67,8 @@ class Model:
         threads: int = 0,
         isa: str = "",
         kv_bytes: int = 0,
+        share_weights: str = "never",
+        shared_weights_fd: int = -1,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
         """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
@@ -74,14 +76,22 @@ class Model:
         rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most, or fewer of them where
         LoopEngine.warm_up measures that to be faster; isa "": best that runs here, or likewise
         another one of equal bits; kv_bytes 0: sized for 128 sequences within a quarter of memory.
-        Raises CoreError."""
+        share_weights: "always" packs the weights into memory that other processes can map, "auto"
+        where that costs nothing (in huge pages, on a machine with one NUMA node).
+        shared_weights_fd: weights_fd of a process that has loaded the same file in the same way;
+        they are mapped, and not packed. What does not fit, of another file or another version, is
+        ignored. Raises CoreError."""
+    @property
+    def weights_fd(self) -> int:
+        """Memory of shared weights, sealed; owned by the model. -1: they are not shared."""
     @property
     def info(self) -> dict[str, Any]:
         """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,
         vocabulary, context_length, trained_context_length, rope_scaling, exact, isa, threads,
         few_rows and many_rows (how such steps run: isa, threads, and what was measured: isa,
         threads, least_ms), kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows
-        give equal bits), load_seconds."""
+        give equal bits), weights_shared, weights_reused (another process has packed them),
+        weights_huge_pages (of shared ones; private ones ask for them too), load_seconds."""
     def logits(self, ids: Sequence[int], *, decode: bool = False) -> NDArray[np.float32]:
         """(position, vocabulary): what each position predicts, by the arithmetic of prompt rows
         or of generated rows. Beside any engine that runs on this model: one thread, pages of its

@@ -1,6 +1,7 @@
 """Runs a Supervisor with the stub edge and a scripted engine; events as JSON lines on stdout.
 
-usage: run_supervisor.py SCRIPT_JSON [stay] [watchdog=SECONDS] [gpu=FILE] [workers=COUNT]
+usage: run_supervisor.py SCRIPT_JSON|MODEL.gguf [stay] [watchdog=SECONDS] [gpu=FILE]
+           [workers=COUNT]
 """
 
 import contextlib
@@ -19,18 +20,19 @@ from sublimate.supervisor.supervise import Supervisor
 
 
 def main() -> int:
+    is_model = sys.argv[1].endswith(".gguf")
     given = dict(word.split("=", 1) for word in sys.argv if "=" in word)
     watchdog_seconds = float(given.get("watchdog", ServerSettings().watchdog_seconds))
     sensors = GpuFile(Path(given["gpu"])) if "gpu" in given else None
     settings = Settings(
         server=ServerSettings(port=0, stay="stay" in sys.argv, watchdog_seconds=watchdog_seconds),
-        engine=EngineSettings(script=sys.argv[1]),
+        engine=EngineSettings(script="" if is_model else sys.argv[1], kv_memory=4 << 20),
         edge=EdgeSettings(drain_seconds=1.0),
     )
     reporter = JsonReporter(settings, "script", time.monotonic())
     launch = Launch(
         settings=settings,
-        model_path="/nonexistent.gguf",
+        model_path=sys.argv[1] if is_model else "/nonexistent.gguf",
         model_name="script",
         edge_module="stub_edge",
         make_watch=lambda: EngineWatch(watchdog_seconds, open_gpu=lambda _: sensors),

@@ -13,6 +13,7 @@ from sublimate import _core
 from sublimate.config import EngineSettings
 from sublimate.control import channel
 from sublimate.control.child import spawn
+from sublimate.supervisor.shared_weights import SharedWeights
 
 SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
 
@@ -20,11 +21,14 @@ SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
 class EngineChild:
     """An engine process and what it says."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, model: str = "/nonexistent") -> None:
         self.prefixes: _core.PrefixTable | None = None
+        self.weights: SharedWeights[int] | None = None
         self.process, self.control = spawn("sublimate.engine", channel.FromEngine)
         self.control.send(
-            channel.Load(settings=EngineSettings(script=script), model_path="/nonexistent")
+            channel.Load(
+                settings=EngineSettings(script=script, kv_memory=4 << 20), model_path=model
+            )
         )
 
     def next(self) -> Any:
@@ -36,6 +40,10 @@ class EngineChild:
         if isinstance(received.message, channel.Ready):
             (fd,) = received.fds
             self.prefixes = _core.PrefixTable.attach(fd)
+        if isinstance(received.message, channel.Weights):
+            self.weights = SharedWeights()
+            self.weights.take(received.fds)
+        for fd in received.fds:
             os.close(fd)
         return received.message
 
@@ -105,6 +113,7 @@ def test_it_imports_only_what_it_needs(child: EngineChild) -> None:
 def test_it_holds_no_descriptor_but_its_own(child: EngineChild) -> None:
     """Standard streams, the control socket, the loop's bell; no socket that listens."""
     assert isinstance(child.next(), channel.Ready)
+    time.sleep(0.1)  # the loop's thread has named itself, which took one for a moment
     targets = [
         str(path.readlink())
         for path in Path(f"/proc/{child.process.pid}/fd").iterdir()

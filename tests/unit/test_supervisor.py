@@ -44,6 +44,7 @@ MESSAGES = [
     channel.Detach(edge=1),
     channel.Stop(),
     channel.Progress(fraction=0.5),
+    channel.Weights(),
     channel.Ready(info={"vocabulary": 10}),
     channel.Failed(message="no"),
     channel.Attached(edge=1),

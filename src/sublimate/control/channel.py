@@ -3,10 +3,10 @@
 A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, tagged by "op";
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
-defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Ready, Failed,
-         Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, EngineLeaving, Health,
-         Reload, Drain, Stop), from it (EdgeReady, RegionBroken, EngineIdle, Drained), Received,
-         Channel, names of threads
+defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Weights, Ready,
+         Failed, Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, EngineLeaving,
+         Health, Reload, Drain, Stop), from it (EdgeReady, RegionBroken, EngineIdle, Drained),
+         Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Load(Message, frozen=True, tag="load"):
     """Load a model (or, with settings.script, the scripted engine) and answer Ready or Failed.
 
     `prefix_secret`: 64 bits that the engines of a server share, so that one PrefixHasher serves for
-    all of them; 0: a secret of the engine's own.
+    all of them; 0: a secret of the engine's own. A descriptor beside it: what an engine before it
+    sent with Weights.
     """
 
     settings: EngineSettings
@@ -65,6 +66,11 @@ class Progress(Message, frozen=True, tag="progress"):
     """Part of the load that is done, 0 to 1."""
 
     fraction: float
+
+
+class Weights(Message, frozen=True, tag="weights"):
+    """The engine has packed the model. If it did so into memory that others can map, that travels
+    with this message, for their Load. Before Ready, which takes some time more."""
 
 
 class Ready(Message, frozen=True, tag="ready"):
@@ -205,7 +211,7 @@ class Drained(Message, frozen=True, tag="drained"):
 
 
 ToEngine = Load | Attach | Detach | Stop
-FromEngine = Progress | Ready | Failed | Attached
+FromEngine = Progress | Weights | Ready | Failed | Attached
 ToEdge = (
     Start | KernelMemory | EngineUp | EngineLost | EngineLeaving | Health | Reload | Drain | Stop
 )

@@ -1,6 +1,6 @@
 """Makes a LoopEngine from settings: with a model, or with a script for tests.
 
-defines: check_hardware, load_engine, scripted_engine
+defines: Share, check_hardware, load_engine, scripted_engine
 """
 
 from __future__ import annotations
@@ -8,13 +8,34 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from .. import _core
 from ..config import EngineSettings
 from ..errors import ConfigError, EngineError, HardwareError
 from ..probe import FACTS_VARIABLE
 from .script import Script, read_script
+
+
+def _nothing(model: _core.Model) -> None:
+    """Nobody waits for the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What an engine has in common with others of its server."""
+
+    prefix_secret: int = 0
+    """As for LoopEngine.with_model."""
+    weights: Literal["never", "auto", "always"] = "never"
+    """As share_weights of Model.load; so is the next one as shared_weights_fd."""
+    weights_fd: int = -1
+    packed: Callable[[_core.Model], None] = _nothing
+    """Called once the weights are there, before the engine is warm."""
+
+
+ALONE = Share()
 
 
 def check_hardware(isa: str, model_path: str) -> None:
@@ -43,12 +64,11 @@ def load_engine(
     model_path: str,
     settings: EngineSettings,
     progress: Callable[[float], None],
-    prefix_secret: int = 0,
+    share: Share = ALONE,
 ) -> tuple[_core.LoopEngine, dict[str, Any]]:
-    """The engine, warmed up, and its info. prefix_secret: as for LoopEngine.with_model. Raises
-    EngineError or ConfigError."""
+    """The engine, warmed up, and its info. Raises EngineError or ConfigError."""
     if settings.script:
-        return scripted_engine(read_script(settings.script), prefix_secret)
+        return scripted_engine(read_script(settings.script), share.prefix_secret)
     check_hardware(settings.isa, model_path)
     try:
         model = _core.Model.load(
@@ -61,10 +81,13 @@ def load_engine(
             threads=settings.threads,
             isa=settings.isa,
             kv_bytes=settings.kv_memory,
+            share_weights=share.weights,
+            shared_weights_fd=share.weights_fd,
             progress=progress,
         )
+        share.packed(model)
         engine = _core.LoopEngine.with_model(
-            model, speculation=settings.speculation == "auto", prefix_secret=prefix_secret
+            model, speculation=settings.speculation == "auto", prefix_secret=share.prefix_secret
         )
         begin = time.monotonic()
         engine.warm_up()

@@ -20,7 +20,7 @@ from ..control import channel
 from ..control.child import enter_child
 from ..control.faults import FaultFolder, open_faults
 from ..errors import EngineError, HardwareError, SublimateError
-from .loader import load_engine
+from .loader import Share, load_engine
 
 LOOP_ENDED_EXIT_CODE = 70
 PROGRESS_STEP = 0.01
@@ -46,7 +46,9 @@ class EngineProcess:
         first = self._control.receive()
         if first is None or not isinstance(first.message, channel.Load):
             return
-        engine = self._load(first.message)
+        engine = self._load(first.message, first.fds)
+        for fd in first.fds:
+            os.close(fd)
         if engine is None:
             return
         loop = LoopThread(engine)
@@ -56,12 +58,16 @@ class EngineProcess:
             engine.stop()
             loop.join()
 
-    def _load(self, load: channel.Load) -> _core.LoopEngine | None:
+    def _load(self, load: channel.Load, fds: tuple[int, ...]) -> _core.LoopEngine | None:
+        share = Share(
+            prefix_secret=load.prefix_secret,
+            weights="auto",
+            weights_fd=fds[0] if fds else -1,
+            packed=self._hand_over,
+        )
         try:
             faults = open_faults()
-            engine, info = load_engine(
-                load.model_path, load.settings, self._progress, load.prefix_secret
-            )
+            engine, info = load_engine(load.model_path, load.settings, self._progress, share)
             if faults is not None:
                 _inject(engine, faults)
         except SublimateError as error:
@@ -76,6 +82,11 @@ class EngineProcess:
             return None
         self._control.send(channel.Ready(info=info), (engine.prefix_fd,))
         return engine
+
+    def _hand_over(self, model: _core.Model) -> None:
+        if not model.info["weights_reused"]:
+            fds = (model.weights_fd,) if model.weights_fd >= 0 else ()
+            self._control.send(channel.Weights(), fds)
 
     def _progress(self, fraction: float) -> None:
         if fraction - self._last_fraction >= PROGRESS_STEP:

@@ -31,6 +31,7 @@ from .listen import Listeners, address_url
 from .members import EdgeMember, EngineMember, Member, Role
 from .pairs import Pair, Pairs
 from .reporter import Reporter
+from .shared_weights import SharedWeights
 
 EDGE_MODULE = "sublimate.edge"
 SECRET_BYTES = 32
@@ -90,6 +91,7 @@ class Fleet:
         self._kernel: KernelMemory | None = None
         """From when it runs."""
         self._engines_made = 0
+        self._weights: SharedWeights[EngineMember] = SharedWeights()
 
     # ---- members -------------------------------------------------------------------------------
     @property
@@ -207,7 +209,11 @@ class Fleet:
 
     # ---- engines -------------------------------------------------------------------------------
     def _start_engine(self, engine: EngineMember) -> None:
-        if not self._start(engine):
+        if self._start(engine):
+            self._load(engine)
+
+    def _load(self, engine: EngineMember) -> None:
+        if not self._weights.may_load(engine):
             return
         launch = self.launch
         load = channel.Load(
@@ -215,14 +221,22 @@ class Fleet:
             model_path=launch.model_path,
             prefix_secret=self._prefix_secret,
         )
-        engine.child.send(load)
+        engine.child.send(load, self._weights.fds)
+
+    def _settle(self, engine: EngineMember) -> None:
+        for each in self._weights.settled(engine):
+            self._load(each)
 
     def _serve_engine(self, engine: EngineMember) -> None:
         for received in engine.child.receive():
             match received.message:
                 case channel.Progress(fraction=fraction):
                     self._reporter.loading(fraction)
+                case channel.Weights():
+                    self._weights.take(received.fds)
+                    self._settle(engine)
                 case channel.Ready(info=info):
+                    self._settle(engine)
                     engine.take_prefixes(received.fds)
                     engine.info = info
                     engine.was_loaded = True
@@ -239,6 +253,7 @@ class Fleet:
         if engine.child.hung_up:
             self._lose_engine(engine)
         if (why := engine.child.ended()) is not None:
+            self._settle(engine)
             self._engine_ended(engine, why)
 
     def _engine_failed(self, engine: EngineMember, failed: channel.Failed) -> None:
@@ -471,6 +486,7 @@ class Fleet:
             member.child.reap(deadline_seconds)
         for engine in self.engines:
             engine.drop_prefixes()
+        self._weights.close()
         if self._kernel is not None:
             self._kernel.close()
 
