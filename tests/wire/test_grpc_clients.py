@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from harness import Served, serve, wait_until
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
+from sublimate.edge.grpc.listener import GrpcListener
 from sublimate.v1 import frames_pb2
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 
@@ -141,6 +143,27 @@ def test_a_renewed_certificate_is_that_of_the_next_connection(tmp_path: Path) ->
         certificate.write_text("nonsense")
         served.call(served.server.reload)
         assert ssl.get_server_certificate(address) != first, "what was known holds"
+
+
+def test_handshakes_that_fail_crash_nothing(tmp_path: Path) -> None:
+    """Each was given the certificate anew, which is freed under those beside it."""
+    certificate, key = own_certificate(tmp_path / "tls")
+    settings = EdgeSettings(
+        tls_certificate=str(certificate), tls_key=str(key), data_dir=str(tmp_path / "data")
+    )
+    with serve(settings=settings, grpc=True) as served:
+        listener = served.server.part(GrpcListener)
+        address = ("127.0.0.1", served.server.ports["grpc"])
+        for _ in range(300):
+            with socket.create_connection(address, timeout=5) as in_clear:
+                in_clear.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert ssl.get_server_certificate(address).strip() == certificate.read_text().strip()
+        assert listener._changed() is None, "not while there is no other"
+        served.call(served.server.reload)
+        assert listener._changed() is None, "not when it is the same"
+        listener.reload((key.read_bytes(), b"another"))
+        assert listener._changed() is not None
+        assert listener._changed() is None, "and once"
 
 
 # ---- grpcio, as coroutines -----------------------------------------------------------------------

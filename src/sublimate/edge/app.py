@@ -185,6 +185,8 @@ class EdgeServer:
     async def listen_grpc(self, address: str) -> None:
         """gRPC over HTTP/2 on host:port, with TLS where the server has a certificate. Raises
         ConfigError, ListenError."""
+        # Else the library writes a line for each handshake that fails, as many as anybody wants.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         from .grpc.listener import GrpcListener  # as large as all else: only who asks for it
 
         listener = self.part(GrpcListener)

@@ -112,6 +112,8 @@ class GrpcListener(grpc.GenericRpcHandler):
         self._server = server
         self._grpc: Any = None
         self._certificate: Certificate | None = None
+        self._renewed: Certificate | None = None
+        """That no handshake has heard of."""
         self._stopping: set[asyncio.Task[None]] = set()
         self.url = ""
 
@@ -164,11 +166,13 @@ class GrpcListener(grpc.GenericRpcHandler):
     # ---- certificate ---------------------------------------------------------------------------
     def reload(self, certificate: Certificate) -> None:
         """Connections from now on get it."""
-        self._certificate = certificate
+        if certificate != self._certificate:
+            self._certificate = self._renewed = certificate
 
     def _changed(self) -> Any:
-        """Called by grpcio at each handshake, on a thread of its own."""
-        certificate = self._certificate
+        """Called by grpcio at each handshake, on a thread of its own. What it is given replaces what
+        other handshakes use meanwhile, and they may crash: so it is given once, when it is new."""
+        certificate, self._renewed = self._renewed, None
         if certificate is None:
             return None
         return grpc.ssl_server_certificate_configuration([certificate])
