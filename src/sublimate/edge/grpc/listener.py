@@ -170,7 +170,7 @@ class GrpcListener(grpc.GenericRpcHandler):
             self._certificate = self._renewed = certificate
 
     def _changed(self) -> Any:
-        """Called by grpcio at each handshake, on a thread of its own. What it is given replaces what
+        """Called by grpcio at each handshake, on a thread of its own. What it gets replaces what
         other handshakes use meanwhile, and they may crash: so it is given once, when it is new."""
         certificate, self._renewed = self._renewed, None
         if certificate is None:
