@@ -367,7 +367,7 @@ PYTHON_MAY_USE = {
     "wire": set(),
     "guard": {"model", "control", "probe"},
     "edge": {"model", "policy", "grammar", "control", "guard", "kernel"},
-    "api": {"model", "policy", "edge", "wire"},
+    "api": {"model", "policy", "guard", "edge", "wire"},
     "legacy": {"edge", "control"},
     "supervisor": {"model", "control", "guard", "kernel", "probe", "engine", "edge"},
     "bench": {"model", "engine"},

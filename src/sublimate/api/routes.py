@@ -89,6 +89,10 @@ def begin(server: EdgeServer) -> None:
     for kind in (ResponseStore, Fingerprints):
         server.part(kind)
     upload.begin(server)
+    if server.settings.fallback:
+        from .fallback import Fallback  # only who has one
+
+        server.relief = server.part(Fallback)
     resume(server)
 
 

@@ -98,6 +98,18 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
             "relative to what the engine needs when it is just saturated.",
         ),
     ] = 0.0
+    fallback: Annotated[
+        str,
+        Meta(
+            description="URL of another server that answers what the engine cannot take now "
+            "(overflow, or all of it while the engine is down): the base of one with the Messages "
+            "API, or one that ends with /v1/chat/completions; empty: none."
+        ),
+    ] = ""
+    fallback_key: Annotated[str, Meta(description="API key for it.", extra={"secret": True})] = ""
+    fallback_model: Annotated[
+        str, Meta(description="Name of its model; empty: as the request has it.")
+    ] = ""
     tool_result_images: Annotated[
         Literal["refuse", "note"],
         Meta(

@@ -31,7 +31,7 @@ from .engines import Engines
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
-from .idempotency import FIELD, Outcomes
+from .idempotency import Outcomes, may_repeat
 from .limits import HttpLimits
 from .masks import yield_to_others
 from .observe.leftovers import orphan_families
@@ -40,6 +40,7 @@ from .observe.metrics import Metrics
 from .observe.stories import Stories
 from .observe.telemetry import open_telemetry
 from .place import ALONE, Place
+from .relief import Relief, is_relieved
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
 from .stream import Answer
@@ -127,6 +128,7 @@ class EdgeServer:
         self._connection_cap = self.limits.connection_cap()
         self._answers: set[Answer] = set()
         self._parts: dict[type[Part], Part] = {}
+        self.relief: Relief | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._drained: Callable[[], None] | None = None
@@ -226,7 +228,7 @@ class EdgeServer:
             return is_replay_safe(exchange.request.path, exchange.request.fields)
         is_reading = exchange.request.method in ("GET", "HEAD", "OPTIONS")
         is_safe = exchange.handler in self.routes.replay_safe
-        return is_reading or is_safe or _may_repeat(exchange)
+        return is_reading or is_safe or may_repeat(exchange)
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connection_cap:
@@ -279,7 +281,7 @@ class EdgeServer:
     def handle(self, exchange: Exchange) -> None:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
         try:
-            if exchange.refusal is None and _may_repeat(exchange):
+            if exchange.refusal is None and may_repeat(exchange):
                 made = self.part(Outcomes).enter(exchange)
                 if made is None:
                     return  # another exchange makes its answer, or has made it
@@ -304,9 +306,14 @@ class EdgeServer:
             return
         result = cast(Awaitable[None] | None, exchange.handler(self, exchange))
         if inspect.iscoroutine(result):
-            task = self.loop.create_task(self._run(exchange, result))
-            self._tasks.add(task)
-            task.add_done_callback(self._task_ended)
+            self.spawn(exchange, result)
+
+    def spawn(self, exchange: Exchange, story: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that answers; what it raises becomes one row of the error table."""
+        task = self.loop.create_task(self._run(exchange, story))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -321,6 +328,8 @@ class EdgeServer:
             self._note(exchange)
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, ApiError) and is_relieved(self, exchange, error):
+            return
         if exchange.lease is not None:
             exchange.lease.cancel()
         if isinstance(error, ApiError):
@@ -409,6 +418,8 @@ class EdgeServer:
                 answer.exchange.lease.cancel()
         if answer.use is not None and answer.admitted_seconds:
             self.kernel.end(answer.use, answer.cached_tokens)
+        if self.relief is not None:
+            self.relief.ended(answer)
         self._note(answer.exchange, answer)
         self._tell_if_drained()
 
@@ -583,12 +594,3 @@ class EdgeServer:
         if self._grpc is not None:
             await self._grpc.wait_closed()
         await asyncio.sleep(0)
-
-
-def _may_repeat(exchange: Exchange) -> bool:
-    """It has a key under which its answer is kept. Uploads, whose bodies are not in memory, have
-    none, nor have requests that no client sent."""
-    request = exchange.request
-    is_asked = type(exchange) is Exchange or exchange.is_of_call
-    is_plain = is_asked and exchange.sink is None and not exchange.is_carrier
-    return FIELD in request.fields and request.method == "POST" and is_plain

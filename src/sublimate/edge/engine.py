@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -100,7 +99,6 @@ class EngineLink:
         on_broken: Callable[[], None],
         gaps: _core.Histogram | None = None,
         signature_key: bytes = b"",
-        fallbacks: Counter[tuple[str, str]] | None = None,
     ) -> None:
         self.info = info
         self.number = self.worker = 0
@@ -111,7 +109,6 @@ class EngineLink:
         self._region = region
         self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
         self._on_broken = on_broken
-        self._fallbacks = Counter[tuple[str, str]]() if fallbacks is None else fallbacks
         self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
         self.reservations = Reservations(self._client, info)
         """What waits for its first token."""
@@ -215,9 +212,10 @@ class EngineLink:
             Hardware(role="engine"),
             self.headroom(stats, queue_is_open=False),
         )
+        error = ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
         if decision.target == "refuse":
-            self._fallbacks[decision.reason, "none"] += 1
-        raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+            error.shed_reason = decision.reason
+        raise error
 
     def headroom(self, stats: dict[str, int], *, queue_is_open: bool = True) -> Headroom:
         """What a new request can have, of the engine's figures."""

@@ -111,7 +111,6 @@ class Engines:
             lambda: self._broke(number, link, on_broken),
             self._metrics.inter_token,
             self.signature_key,
-            self._metrics.fallbacks,
         )
         link.number, link.worker, link.prefixes = number, worker, prefixes
         self._links[number] = link

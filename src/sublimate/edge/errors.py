@@ -298,6 +298,15 @@ TABLE: dict[str, ErrorKind] = {
         "The model engine takes nothing new until it has recovered. Try again soon.",
         retry=True,
     ),
+    "fallback_refused": ErrorKind(
+        400,
+        INVALID,
+        "The request went to the fallback server, which does not take it. Try again later, or "
+        "without what only this server offers.",
+    ),
+    "fallback_lost": ErrorKind(
+        500, "api_error", "The fallback server was lost during this request.", retry=True
+    ),
     "hardware_not_supported": ErrorKind(
         503, "api_error", "The model cannot run on this machine.", retry=False
     ),
@@ -360,6 +369,8 @@ class ApiError(Exception):
         self.extra: dict[str, Any] = {}
         """More members of the body, such as the probe's finding."""
         self.retry_after_seconds: int | None = None
+        self.shed_reason = ""
+        """What it counts as where a request could have gone elsewhere; empty: as its code says."""
 
     def after(self, seconds: int) -> ApiError:
         """The same with retry-after."""

@@ -47,6 +47,8 @@ class NeedsThreadError(Exception):
 def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaitable[None] | None:
     """Answer a request, streamed or whole. Raises ApiError."""
     timing = exchange.timing = Timing(exchange.started_seconds)
+    if server.relief is not None:
+        server.relief.check(exchange)
     server.engine_or_refuse()
     return prepared(
         server,
@@ -88,9 +90,12 @@ def _submit(
         constraint=prompt.constraint,
         thinking_tokens=thinking_limit(prompt.generation.thinking, room),
     )
+    if server.relief is not None:
+        server.relief.weigh(exchange, engine, submission)
     server.admit(exchange, len(prompt.ids))
     settings = server.settings
     ticket = engine.submit(submission, answer, settings.queue_max, settings.first_token_target)
+    exchange.request.body = b""
     key = exchange.wire.connection_key
     answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids)
     server.stories.submitted(answer, engine.trace, ticket, submission)
@@ -191,7 +196,9 @@ def prepared(
     charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
     if charset not in ("", "utf-8", "utf8"):
         raise ApiError("charset")
-    body, request.body = request.body, b""
+    body = request.body
+    if server.relief is None or is_counted:
+        request.body = b""  # else it may have to go elsewhere
     owner = exchange.tenant_key
 
     workers = server.aside if is_counted else server.workers

@@ -12,7 +12,7 @@ ends it at once.
 Kept is what a repeat should get: whole answers, and refusals that another try would meet as well.
 Bounded per tenant, in bytes, number and age.
 
-defines: FIELD, Outcome, Outcomes
+defines: FIELD, may_repeat, Outcome, Outcomes
 """
 
 from __future__ import annotations
@@ -375,3 +375,12 @@ class Outcomes:
 
     def close(self) -> None:
         self._known.clear()
+
+
+def may_repeat(exchange: Exchange) -> bool:
+    """It has a key under which its answer is kept. Uploads, whose bodies are not in memory, have
+    none, nor have requests that no client sent."""
+    request = exchange.request
+    is_asked = type(exchange) is Exchange or exchange.is_of_call
+    is_plain = is_asked and exchange.sink is None and not exchange.is_carrier
+    return FIELD in request.fields and request.method == "POST" and is_plain

@@ -62,7 +62,8 @@ class Lease:
 
     def __init__(self, quota: Quota, prompt_tokens: int, give_way: GiveWay | None = None) -> None:
         self._quota: Quota | None = quota
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
+        """That it was charged."""
         self.give_way = give_way
         """Ends the request for one that must not wait for it."""
 
@@ -76,7 +77,7 @@ class Lease:
         """Nothing of the request was computed: all is given back."""
         quota, self._quota = self._quota, None
         if quota is not None:
-            quota.release(self, -1, -self._prompt_tokens, 0)
+            quota.release(self, -1, -self.prompt_tokens, 0)
 
 
 class Quota:

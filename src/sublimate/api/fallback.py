@@ -1,0 +1,357 @@
+"""Another server answers what no engine here can take: overflow, or all while the engine is down.
+
+What a client gets is that server's answer as it comes, event by event, with x-compute-path:
+fallback. If the other server fails as well before a byte was sent, the client gets the error that
+it would have had without it; later, an error event. Both servers have a circuit: one that failed
+is asked again by a single request, and in full when that one is answered.
+
+defines: Fallback
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from ..edge import limits
+from ..edge.coding import FRAMES_TYPE, accepts_frames
+from ..edge.errors import ApiError
+from ..edge.exchange import EVENT_STREAM, Exchange, new_identifier
+from ..edge.json_bounds import check_json
+from ..edge.relief import REASONS
+from ..guard.chat_form import ChatEvents, UnmappableError, chat_request, message_of_chat
+from ..guard.circuit import CIRCUIT_STATES, Circuit
+from ..guard.upstream import CHAT, MESSAGES, Reply, Upstream, UpstreamError
+from ..policy.decision import Hardware, Request, decide
+from .messages.framed import FRAMES_SHAPE
+
+if TYPE_CHECKING:
+    from ..edge.app import EdgeServer
+    from ..edge.engine import EngineLink, Submission
+    from ..edge.stream import Answer
+
+LOG = logging.getLogger("sublimate.guard")
+Json = dict[str, Any]
+HOP = "x-sublimate-fallback"
+"""A request that came from a fallback is sent to none: two servers may name each other."""
+COMPUTE_PATH = ("x-compute-path", "fallback")
+OK = 200
+REFUSALS = frozenset((400, 404, 405, 413, 415, 422))
+"""Statuses by which it says that the request is not for it; any other: that it is not well."""
+ENGINE_IS_DOWN = frozenset(("engine_unavailable", "hardware"))
+VERSION = "2023-06-01"
+EVENT_END = b"\n\n"
+EVENT_BYTES_MAX = 4 << 20
+DONE = b"[DONE]"
+ERRORS = (b"event: error", b'data: {"error"', b'data: {"type":"error"')
+
+
+class _RefusedError(Exception):
+    """The other server does not take this request."""
+
+
+class Fallback:
+    """Of one edge; a Part of its server, and its Relief."""
+
+    def __init__(self, server: EdgeServer) -> None:
+        """Raises ConfigError for a URL that is none."""
+        settings = server.settings
+        self._server = server
+        self._upstream = Upstream(settings.fallback)
+        self._key = settings.fallback_key
+        self._model = settings.fallback_model
+        self._speaks_chat = self._upstream.speaks_chat
+        self.circuit = Circuit()
+        self.engine_circuit = Circuit(failures_max=1)
+        self._probe: Exchange | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self._ends: Counter[str] = Counter()
+        server.metrics.parts.append(self.families)
+
+    # ---- Relief --------------------------------------------------------------------------------
+    def check(self, exchange: Exchange) -> None:
+        now = time.monotonic()
+        if self.engine_circuit.state == "closed" or not self._may_go(exchange, now):
+            return
+        if not self.engine_circuit.let(now):
+            raise ApiError("engine_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
+        self._probe = exchange
+
+    def weigh(self, exchange: Exchange, engine: EngineLink, submission: Submission) -> None:
+        headroom = engine.headroom(engine.stats())
+        decision = decide(
+            Request(prompt_tokens=len(submission.ids), output_tokens_max=submission.token_budget),
+            Hardware(role="engine"),
+            msgspec.structs.replace(
+                headroom, has_fallback_server=self._may_go(exchange, time.monotonic())
+            ),
+        )
+        if decision.target == "server":
+            error = ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+            error.shed_reason = decision.reason
+            raise error
+
+    def ended(self, answer: Answer) -> None:
+        if answer.stop_reason in ("engine_lost", "failed"):
+            self.engine_circuit.failed(time.monotonic())
+        elif not answer.is_broken:
+            self.engine_circuit.succeeded()
+        elif answer.exchange is self._probe:
+            self.engine_circuit.gave_up(time.monotonic())
+
+    def takes(self, exchange: Exchange, error: ApiError) -> bool:
+        reason = error.shed_reason or REASONS.get(error.code)
+        if reason is None:
+            return False
+        now = time.monotonic()
+        if reason in ENGINE_IS_DOWN and self.engine_circuit.state == "closed":
+            self.engine_circuit.trip(now)
+        if not self._may_go(exchange, now):
+            return False
+        try:
+            if exchange.lease is None:
+                self._server.admit(exchange, 0)
+        except ApiError as too_much:
+            exchange.fail(too_much)
+            return True
+        if not self.circuit.let(now):
+            return False
+        self._server.metrics.fallbacks[reason, "server"] += 1
+        self._open.add(self._server.spawn(exchange, self._answer(exchange, error)))
+        return True
+
+    def _may_go(self, exchange: Exchange, now: float) -> bool:
+        """It is of a kind that the other server can answer, which is not known to be down."""
+        path = exchange.request.path
+        is_known = path == MESSAGES or (path == CHAT and self._speaks_chat)
+        is_first = HOP.encode() not in exchange.request.fields and not exchange.batch
+        return is_known and is_first and self.circuit.would_let(now)
+
+    # ---- Part ----------------------------------------------------------------------------------
+    def drain(self) -> None:
+        """What is under way goes on."""
+
+    def close(self) -> None:
+        for task in self._open:
+            task.cancel()
+
+    # ---- one request ---------------------------------------------------------------------------
+    async def _answer(self, exchange: Exchange, error: ApiError) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        gone = exchange.on_gone
+
+        def left() -> None:
+            task.cancel()
+            if gone is not None:
+                gone()
+
+        exchange.on_gone = left
+        end = "client_gone"
+        try:
+            end = await self._ask(exchange, error)
+        finally:
+            self._open.discard(task)
+            self._ends[end] += 1
+            if end == "client_gone":
+                self.circuit.gave_up(time.monotonic())
+            if end != "ok" and exchange.lease is not None:
+                exchange.lease.cancel()
+
+    async def _ask(self, exchange: Exchange, error: ApiError) -> str:
+        """How it ended."""
+        try:
+            if exchange.gone:
+                return "client_gone"
+            await self._pass_on(exchange)
+        except (ApiError, UnmappableError):
+            # No fault of the other server's: it has not been asked.
+            self.circuit.gave_up(time.monotonic())
+            exchange.fail(error)
+            return "unmappable"
+        except _RefusedError:
+            self.circuit.succeeded()
+            exchange.fail(ApiError("fallback_refused"))
+            return "refused"
+        except (UpstreamError, msgspec.MsgspecError, ValueError) as failure:
+            LOG.warning("%s: the fallback failed: %s", exchange.request_id, failure)
+            self.circuit.failed(time.monotonic())
+            if exchange.streaming:
+                error = ApiError("fallback_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
+            exchange.fail(error)
+            return "failed"
+        self.circuit.succeeded()
+        return "ok"
+
+    async def _pass_on(self, exchange: Exchange) -> None:
+        body = exchange.request.body
+        check_json(body)
+        asked = msgspec.json.decode(body, type=Json)
+        if exchange.streams is not None:
+            asked["stream"] = exchange.streams
+        model = str(asked.get("model", ""))
+        is_mapped = self._speaks_chat and exchange.request.path == MESSAGES
+        if is_mapped:
+            sent = chat_request(asked, self._model or model)
+        else:
+            sent = {**asked, "model": self._model or model}
+        fields = self._fields(exchange)
+        exchange.request.body = b""
+        async with self._upstream.post(fields, msgspec.json.encode(sent)) as reply:
+            if reply.status in REFUSALS:
+                raise _RefusedError
+            if reply.status != OK:
+                raise UpstreamError(f"it answered {reply.status}")
+            if asked.get("stream"):
+                await self._stream(exchange, reply, ChatEvents(_identifier(), model), is_mapped)
+            else:
+                await self._whole(exchange, reply, model, is_mapped)
+
+    def _fields(self, exchange: Exchange) -> dict[str, str]:
+        fields = {"content-type": "application/json", HOP: "1", "accept-encoding": "identity"}
+        if self._speaks_chat:
+            if self._key:
+                fields["authorization"] = f"Bearer {self._key}"
+            return fields
+        fields["anthropic-version"] = exchange.request.field(b"anthropic-version") or VERSION
+        if beta := exchange.request.field(b"anthropic-beta"):
+            fields["anthropic-beta"] = beta
+        if self._key:
+            fields["x-api-key"] = self._key
+        return fields
+
+    async def _whole(self, exchange: Exchange, reply: Reply, model: str, is_mapped: bool) -> None:
+        body = await reply.whole()
+        answer = msgspec.json.decode(body, type=Json)
+        if is_mapped:
+            try:
+                answer = message_of_chat(answer, _identifier(), model)
+            except UnmappableError:
+                raise UpstreamError("its answer is no chat completion") from None
+            body = msgspec.json.encode(answer)
+        self._settle(exchange, answer.get("usage"))
+        exchange.send_json(OK, body, [COMPUTE_PATH])
+
+    async def _stream(
+        self, exchange: Exchange, reply: Reply, chat: ChatEvents, is_mapped: bool
+    ) -> None:
+        is_framed = exchange.request.path == MESSAGES
+        is_framed = is_framed and accepts_frames(exchange.request.field(b"accept"))
+        if is_framed:
+            exchange.error_shape = FRAMES_SHAPE
+        usage: Json = {}
+        async for block in _blocks(reply):
+            if block.startswith(ERRORS):
+                raise UpstreamError("it broke its stream off")
+            events = _chat_events(chat, block) if is_mapped else _events(block)
+            for event in events:
+                _count(usage, event)
+            if is_framed:
+                shown = b"".join(map(_frame, events))
+            else:
+                shown = b"".join(map(_sse, events)) if is_mapped else block + EVENT_END
+            if not shown:
+                continue
+            if exchange.streaming:
+                exchange.write(exchange.framed(shown))
+            else:
+                kind = FRAMES_TYPE if is_framed else EVENT_STREAM
+                exchange.start_stream([COMPUTE_PATH], exchange.framed(shown), kind)
+        if not exchange.streaming:
+            raise UpstreamError("its stream is empty")
+        self._settle(exchange, usage)
+        exchange.finish()
+
+    def _settle(self, exchange: Exchange, usage: Any) -> None:
+        """Charge the owner for what the other server has counted."""
+        if exchange.lease is None:
+            return
+        counted: Json = cast(Json, usage) if isinstance(usage, dict) else {}
+        prompt = int(counted.get("input_tokens") or counted.get("prompt_tokens") or 0)
+        output = int(counted.get("output_tokens") or counted.get("completion_tokens") or 0)
+        exchange.lease.settle(exchange.lease.prompt_tokens - prompt, output)
+
+    # ---- figures -------------------------------------------------------------------------------
+    @property
+    def under_way(self) -> int:
+        """Requests with a connection to the other server."""
+        return len(self._open)
+
+    def families(self, labels: dict[str, str]) -> Iterator[Any]:
+        """Metrics."""
+        name, text = "sublimate_fallback_requests", "Requests that the fallback has now."
+        now = GaugeMetricFamily(name, text, labels=list(labels))
+        now.add_metric(list(labels.values()), self.under_way)
+        yield now
+        text = "Requests that were given to the fallback, by how they ended."
+        ends = CounterMetricFamily("sublimate_fallback_ends", text, labels=[*labels, "end"])
+        for end, count in sorted(self._ends.items()):
+            ends.add_metric([*labels.values(), end], count)
+        yield ends
+        text = "1 for the state of the circuit to the engine and to the fallback."
+        states = GaugeMetricFamily("sublimate_circuit_state", text, labels=[*labels, "to", "state"])
+        for to, circuit in (("engine", self.engine_circuit), ("fallback", self.circuit)):
+            for state in CIRCUIT_STATES:
+                value = float(circuit.state == state)
+                states.add_metric([*labels.values(), to, state], value)
+        yield states
+
+
+# ---- events --------------------------------------------------------------------------------------
+async def _blocks(reply: Reply) -> AsyncIterator[bytes]:
+    """Of server-sent events, each without its empty line. Raises UpstreamError."""
+    left = b""
+    async for piece in reply.pieces():
+        *blocks, left = (left + piece.replace(b"\r", b"")).split(EVENT_END)
+        if len(left) > EVENT_BYTES_MAX:
+            raise UpstreamError("an event of its stream has no end")
+        for block in blocks:
+            yield block
+    if left.strip():
+        raise UpstreamError("its stream ended within an event")
+
+
+def _data_of(block: bytes) -> bytes:
+    lines = [line[len(b"data:") :] for line in block.split(b"\n") if line.startswith(b"data:")]
+    return b"".join(lines).strip()
+
+
+def _events(block: bytes) -> list[Json]:
+    """One or none: comments have no data."""
+    data = _data_of(block)
+    return [msgspec.json.decode(data, type=Json)] if data and data != DONE else []
+
+
+def _chat_events(chat: ChatEvents, block: bytes) -> list[Json]:
+    """Of a message, made of one block of a chat completion's stream. Raises UpstreamError."""
+    try:
+        if _data_of(block) == DONE:
+            return chat.end()
+        return [event for chunk in _events(block) for event in chat.chunk(chunk)]
+    except UnmappableError:
+        raise UpstreamError("its chunks are none of a chat completion") from None
+
+
+def _sse(event: Json) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+
+
+def _frame(event: Json) -> bytes:
+    from ..wire.frames import encode_frame, event_of
+
+    return encode_frame(event_of(event))
+
+
+def _count(usage: Json, event: Json) -> None:
+    message: Json = event.get("message") or {}
+    usage |= message.get("usage") or event.get("usage") or {}
+
+
+def _identifier() -> str:
+    return new_identifier("msg")

@@ -1,0 +1,131 @@
+"""The Messages API in terms of chat completions and back, without a server."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sublimate.guard.chat_form import (
+    ChatEvents,
+    UnmappableError,
+    chat_request,
+    message_of_chat,
+)
+
+TOOL = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object"}}
+IMAGE = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+
+
+def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 9, "messages": list(messages), **more}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_a_conversation_with_tools_has_the_same_turns() -> None:
+    called = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    asked = chat_request(
+        body(
+            user([{"type": "text", "text": "Look"}, {"type": "image", "source": IMAGE}]),
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "I ask."}, called]},
+            user([{"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
+                  {"type": "text", "text": "And?"}]),
+            system=[{"type": "text", "text": "Be brief."}],
+            tools=[TOOL],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            stop_sequences=["END"],
+            temperature=0.5,
+            stream=True,
+        ),
+        "other",
+    )  # fmt: skip
+    assert asked["model"] == "other" and asked["max_tokens"] == 9 and asked["temperature"] == 0.5
+    assert asked["stop"] == ["END"] and asked["tool_choice"] == "required"
+    assert asked["parallel_tool_calls"] is False
+    assert asked["stream"] and asked["stream_options"] == {"include_usage": True}
+    system, first, answer, result, last = asked["messages"]
+    assert system == {"role": "system", "content": "Be brief."}
+    assert first["content"][1]["image_url"]["url"] == "data:image/png;base64,aGk="
+    assert answer["content"] == "I ask." and answer["tool_calls"][0]["id"] == "t1"
+    arguments = answer["tool_calls"][0]["function"]["arguments"]
+    assert msgspec.json.decode(arguments) == {"city": "Bonn"}
+    assert result == {"role": "tool", "tool_call_id": "t1", "content": "rain"}
+    assert last == {"role": "user", "content": "And?"}
+    assert asked["tools"][0]["function"]["parameters"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"context_management": {"edits": []}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        {"tools": [{"type": "computer_20250124", "name": "computer"}]},
+        {"tool_choice": {"type": "odd"}},
+        {"tool_choice": "auto"},
+        {"messages": [user([{"type": "document", "source": {}}])]},
+        {"messages": [user([{"type": "image", "source": {"type": "url", "url": "http://a"}}])]},
+        {"messages": [user([{"type": "image"}])]},
+        {"messages": "hello"},
+        {"messages": [user(["hello"])]},
+        {"system": [{"type": "image"}]},
+    ],
+    ids=str,
+)
+def test_what_has_no_counterpart_is_not_asked(more: dict[str, Any]) -> None:
+    with pytest.raises(UnmappableError):
+        chat_request({**body(user("hello")), **more}, "m")
+
+
+def test_a_whole_answer_is_a_message() -> None:
+    call = {"id": "c1", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}
+    said = {"role": "assistant", "content": "I ask.", "tool_calls": [call]}
+    usage = {"prompt_tokens": 10, "completion_tokens": 4}
+    usage["prompt_tokens_details"] = {"cached_tokens": 6}  # type: ignore[assignment]
+    chat = {"choices": [{"message": said, "finish_reason": "tool_calls"}], "usage": usage}
+    message = message_of_chat(chat, "msg_1", "m")
+    assert message["content"] == [
+        {"type": "text", "text": "I ask."},
+        {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bonn"}},
+    ]
+    assert message["stop_reason"] == "tool_use" and message["id"] == "msg_1"
+    assert message["usage"]["input_tokens"] == 4
+    assert message["usage"]["cache_read_input_tokens"] == 6
+    assert message["usage"]["output_tokens"] == 4
+    for broken in ({}, {"choices": []}, {"choices": [{"message": None}]}):
+        with pytest.raises(UnmappableError):
+            message_of_chat(broken, "msg_1", "m")
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def test_a_stream_of_chunks_is_one_of_events() -> None:
+    chat = ChatEvents("msg_1", "m")
+    first = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": ""}}
+    events = chat.chunk(chunk(role="assistant", content=""))
+    for piece in (
+        chunk(content="I "),
+        chunk(content="ask."),
+        chunk(tool_calls=[first]),
+        chunk(tool_calls=[{"index": 0, "function": {"arguments": '{"a":1}'}}]),
+        chunk(tool_calls=[{**first, "index": 1, "id": "c2"}]),
+        chunk("tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}},
+    ):
+        events += chat.chunk(piece)
+    events += chat.end()
+    assert [event["type"].removeprefix("content_block_") for event in events] == [
+        *("message_start", "start", "delta", "delta", "stop", "start", "delta", "stop"),
+        *("start", "stop", "message_delta", "message_stop"),
+    ]
+    assert [event["index"] for event in events if "index" in event] == [0] * 4 + [1] * 3 + [2] * 2
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    assert events[-2]["usage"]["output_tokens"] == 5
+    with pytest.raises(UnmappableError):
+        ChatEvents("msg_1", "m").end()
+    with pytest.raises(UnmappableError):
+        ChatEvents("msg_1", "m").chunk({"odd": 1})
