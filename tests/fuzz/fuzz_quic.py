@@ -6,7 +6,7 @@ that its client is gone.
 
     PYTHONPATH=tests python tests/fuzz/fuzz_quic.py --seconds 60     # tests run it for a moment
 
-defines: one_connection, run
+defines: one_connection, stream_bytes, one_stream, run
 """
 
 import asyncio
@@ -110,11 +110,46 @@ async def one_connection(draw: random.Random) -> str:
             pass
         if turn > 1 and not transport.is_closing:
             stream_id = draw.choice((0, 4, 8, 2, 6))
-            data = mutate(draw, b"".join(draw.choices(FRAMES, k=3)), WORDS)[:1000]
+            data = stream_bytes(draw)
             try:
                 client.send_stream_data(stream_id, data, draw.random() < 0.2)
             except (RuntimeError, ValueError):
                 client.send_ping(turn)  # that stream has ended
+    end = "closed" if transport.is_closing else "open"
+    server.close()
+    if application.left:
+        raise AssertionError("a request was never told that its client is gone")
+    server._over()
+    return end
+
+
+def stream_bytes(draw: random.Random) -> bytes:
+    """Of a request stream: frames, mostly."""
+    return mutate(draw, b"".join(draw.choices(FRAMES, k=3)), WORDS)[:1000]
+
+
+async def one_stream(data: bytes) -> str:
+    """How a sound connection ended on which a request stream had these bytes."""
+    settings = QuicConfiguration(alpn_protocols=["h3"], verify_mode=ssl.CERT_NONE)
+    client = QuicConnection(configuration=settings)
+    client.connect(ADDRESS, now=time.monotonic())
+    application = Answers()
+    line = Line(application, asyncio.get_running_loop())
+    transport = Transport(
+        b"secret",
+        configuration=configuration_of(*pair()),
+        original_destination_connection_id=client.original_destination_connection_id,
+    )
+    server = adapter.Http3Connection(line, transport)  # type: ignore[arg-type]
+    for turn in range(4):
+        for datagram, _ in client.datagrams_to_send(time.monotonic()):
+            server.datagram_received(datagram, ADDRESS)
+        await asyncio.sleep(0)
+        sent, line.sent = line.sent, []
+        for datagram in sent:
+            client.receive_datagram(datagram, ADDRESS, time.monotonic())
+        if turn == 1 and not transport.is_closing:
+            client.send_stream_data(0, data, True)
     end = "closed" if transport.is_closing else "open"
     server.close()
     if application.left:

@@ -38,6 +38,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a client closes its own connections and no other's
     ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),  # a server that restarts is back within seconds
     ("grpc.enable_http_proxy", 0),  # through a proxy all is the HTTP library's
 ]
 _LIBRARY: Any = grpc
