@@ -6,6 +6,7 @@ defines: Told, tell
 from dataclasses import dataclass
 
 from harness import serve
+from sublimate.config import EdgeSettings
 from sublimate.kernel.connections import COUNTERS, HOOKS, PROGRAMS, Connections
 from sublimate.kernel.metrics import connection_families, steering_families
 from sublimate.kernel.steering import Steering
@@ -50,8 +51,9 @@ class LoadedSteering(Steering):
 
 
 def tell() -> Told:
-    """Of a server that has answered once."""
-    with serve() as served:
+    """Of a server that has answered once, and has another one to turn to."""
+    settings = EdgeSettings(fallback="http://127.0.0.1:9")
+    with serve(settings=settings) as served:
         assert served.message().status_code == 200
         families = served.call(lambda: list(served.server.metrics.collect()))
         text = served.client.get("/metrics").text

@@ -1,23 +1,19 @@
 """Each name that deploy/ and the documents for operators use is real: metrics with their labels,
 commands with their options, paths, settings, sections."""
 
-import functools
 import re
-import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import typer
 import yaml
+from command_line import all_options, commands, refusal
 from exposition import Told
 
 from house import ROOT
 from sublimate.api.routes import TABLE
-from sublimate.cli.main import app
 from sublimate.config import FIELDS
 from sublimate.edge.observe.metrics import LOOP_COUNTERS
 from sublimate.rollout.metrics import MIGRATIONS, NEW_HERE
@@ -153,42 +149,6 @@ def anchor(title: str) -> str:
 
 
 # ---- documents -----------------------------------------------------------------------------------
-def commands(text: str) -> Iterator[str]:
-    """`sublimate ...` in code, of a line or a block."""
-    for block in re.findall(r"(?ms)^```sh\n(.*?)^```", text):
-        for line in block.replace("\\\n", " ").splitlines():
-            for part in re.split(r"&&|\|", line.partition("#")[0]):
-                if found := re.search(r"(?:^|\s|/)(sublimate [a-z].*)$", part.strip()):
-                    yield found[1]
-    outside = re.sub(r"(?ms)^```.*?^```", "", text)
-    for code in re.findall(r"`([^`\n]+)`", outside.replace("\n", " ")):
-        if code.startswith("sublimate "):
-            yield code
-
-
-@functools.cache
-def whole() -> Any:
-    """The command line."""
-    return typer.main.get_command(app)
-
-
-def refusal(command: str) -> str:
-    """Why the command line does not take a command; empty if it does. Nothing is run."""
-    words = shlex.split(command)[1:]
-    current, name, context = whole(), "sublimate", None
-    try:
-        while True:
-            context = current.make_context(name, words, parent=context)
-            if not isinstance(current, typer.core.TyperGroup):
-                return ""
-            words = [*context._protected_args, *context.args]
-            name, current, words = current.resolve_command(context, words)
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        return error.format_message()
-
-
 def test_what_the_command_line_refuses_is_seen() -> None:
     assert refusal("sublimate ps --json") == refusal("sublimate keys add NAME") == ""
     assert "No such command" in refusal("sublimate nothing")
@@ -216,15 +176,6 @@ def test_documents_name_commands_metrics_and_paths_that_exist(path: Path, told: 
     assert all((ROOT / one).exists() for one in files), files
     for link in re.findall(r"\]\(([\w-]+\.md)(#[\w-]+)?\)", text):
         assert (ROOT / "docs" / link[0]).exists(), link
-
-
-def all_options() -> Iterator[str]:
-    """Of every command."""
-    waiting: list[Any] = [whole()]
-    while waiting:
-        command = waiting.pop()
-        yield from (option for parameter in command.params for option in parameter.opts)
-        waiting += getattr(command, "commands", {}).values()
 
 
 def test_each_section_of_the_runbook_goes_from_a_cause_to_a_remedy() -> None:

@@ -9,6 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from command_line import refusal
 from servers import Server
 from test_serve import model as model
 from test_serve import script as script
@@ -85,6 +86,8 @@ def test_the_unit_agrees_with_the_program() -> None:
     without = settings_of(SYSTEMD / "without-kernel-state.conf")
     assert without["AmbientCapabilities"] == without["CapabilityBoundingSet"] == [""]
     assert unit["KillMode"] == ["mixed"], "the supervisor ends its own children"
+    (started,) = unit["ExecStart"]
+    assert started.startswith(COMMAND) and refusal(started.rpartition("/bin/")[2]) == ""
 
 
 def test_the_settings_of_the_service_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
