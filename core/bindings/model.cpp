@@ -169,7 +169,7 @@ nb::dict model_info(const LoadedModel& model) {
     const ModelConfig& config = model.config;
     const cpu::KvArena& kv = model.model->kv();
     nb::dict info;
-    info["architecture"] = config.architecture;
+    info["architecture"] = config.architecture->name;
     info["parameters"] = config.parameters;
     info["weight_bytes"] = model.weights.bytes;
     info["layers"] = config.layers;

@@ -20,6 +20,8 @@ constexpr int32_t TOKENS = limits::PAGE_TOKENS;
 constexpr int32_t LINE = 2 * LANES; // numbers of one step over channels or tokens
 constexpr int32_t PAGES_AHEAD = 2;  // distance of the software prefetch
 constexpr uint32_t UPPER_HALF = 0xffff0000u;
+constexpr float CAP_EXPONENT_MAX = 80.0f;
+constexpr float LOWEST_SCORE = -0x1.fffffep127f; // before any score
 static_assert(TOKENS == LINE);
 static_assert(HEAD_DIM_MAX % LINE == 0, "a head of any size ends within its buffer");
 static_assert(BLOCK_VECTORS <= LANES, "the maxima of a block are one register");
@@ -77,7 +79,8 @@ struct Block {
     alignas(64) float maxima[PAGES + 1][LANES];       // per vector: before the pages, after each
     alignas(64) float factors[PAGES][LANES];          // rescale of what earlier pages left
     Lanes sums[VECTORS];
-    int32_t tokens[VECTORS];       // positions a vector sees, in all
+    int32_t tokens[VECTORS];       // one past the last position that a vector sees
+    int32_t first[VECTORS];        // the first one
     int32_t valid[PAGES][VECTORS]; // of each page
 };
 
@@ -113,11 +116,35 @@ INLINE void page_scores(Block<VECTORS>& block, const Element* const (&keys)[Bloc
     }
 }
 
-// Lanes past the last visible token never count, whatever was read there. Returns the maximum of
-// the others.
+// The pages' scores within (-cap, cap), in place.
+template <int32_t VECTORS>
+INLINE void cap_scores(Block<VECTORS>& block, float cap) {
+    const Lanes most = splat(CAP_EXPONENT_MAX);
+    const Lanes factor = splat(2.0f / cap);
+    for (auto& page : block.scores) {
+        for (float* scores : page) {
+            for (int32_t i = 0; i < TOKENS; i += LANES) {
+                const Lanes x = load(scores + i) * factor;
+                const Lanes e = exp_lanes(select(greater(x, most), most, x));
+                store(scores + i, splat(cap) - splat(2.0f * cap) / (e + splat(1.0f)));
+            }
+        }
+    }
+}
+
+// Lanes before the first visible token and past the last one never count, whatever was read there.
+// Returns the maximum of the others.
 template <class Element>
-INLINE float mask_scores(float* scores, int32_t valid) {
+INLINE float mask_scores(float* scores, int32_t hidden, int32_t valid) {
     LinePair r = {load(scores), load(scores + LANES)};
+    if (hidden > 0) {
+        const LanesBits limit = splat_bits(static_cast<uint32_t>(hidden));
+        const Lanes never = splat(NEGATIVE_INFINITY);
+        r.first = select(greater_bits(limit, line_numbers<Element>(0)), never, r.first);
+        r.second = select(greater_bits(limit, line_numbers<Element>(1)), never, r.second);
+        store(scores, r.first);
+        store(scores + LANES, r.second);
+    }
     if (valid < TOKENS) {
         const LanesBits limit = splat_bits(static_cast<uint32_t>(valid));
         const Lanes never = splat(NEGATIVE_INFINITY);
@@ -139,7 +166,9 @@ INLINE void page_softmax(Block<VECTORS>& block, int32_t first_token) {
         for (int32_t v = 0; v < VECTORS; ++v) {
             const int32_t left = block.tokens[v] - first_token - p * TOKENS;
             const int32_t valid = left < 0 ? 0 : (left > TOKENS ? TOKENS : left);
-            const float maximum = mask_scores<Element>(block.scores[p][v], valid);
+            const int32_t before_first = block.first[v] - first_token - p * TOKENS;
+            const int32_t hidden = before_first < 0 ? 0 : before_first;
+            const float maximum = mask_scores<Element>(block.scores[p][v], hidden, valid);
             const float before = block.maxima[p][v];
             block.maxima[p + 1][v] = maximum > before ? maximum : before;
             block.valid[p][v] = valid;
@@ -248,7 +277,8 @@ INLINE void all_values(Block<VECTORS>& block, const PageValues<Element>& page) {
 template <int32_t VECTORS>
 INLINE void start_block(Block<VECTORS>& block, const AttentionCall& call, int32_t head_dim,
                         int32_t first_vector) {
-    for (auto& maxima : block.maxima) store(maxima, splat(NEGATIVE_INFINITY));
+    // A number, so that a page of which a vector sees nothing has a difference to it.
+    for (auto& maxima : block.maxima) store(maxima, splat(LOWEST_SCORE));
     for (int32_t v = 0; v < VECTORS; ++v) {
         const int32_t row = (first_vector + v) / call.group_heads;
         const int32_t head = call.query_head + (first_vector + v) % call.group_heads;
@@ -263,6 +293,8 @@ INLINE void start_block(Block<VECTORS>& block, const AttentionCall& call, int32_
         }
         block.sums[v] = splat(0.0f);
         block.tokens[v] = call.first_position + row + 1;
+        const bool sees_all = call.window == 0 || block.tokens[v] <= call.window;
+        block.first[v] = sees_all ? 0 : block.tokens[v] - call.window;
     }
 }
 
@@ -296,7 +328,8 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
             call.pages + (page * layout.kv_heads + call.kv_head) * layout.head_bytes);
     };
     const int64_t page_keys = int64_t{head_dim} * TOKENS;
-    for (int32_t page = 0; page <= last_page; page += PAGES) {
+    // Rows ascend: what the first vector does not see, none does.
+    for (int32_t page = block.first[0] / TOKENS; page <= last_page; page += PAGES) {
         const Element* keys[PAGES];
         const Element* ahead[PAGES];
         for (int32_t p = 0; p < PAGES; ++p) {
@@ -304,6 +337,7 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
             ahead[p] = page_at(page + p + (PAGES > PAGES_AHEAD ? PAGES : PAGES_AHEAD));
         }
         page_scores(block, keys, ahead, head_dim);
+        if (call.soft_cap > 0.0f) cap_scores(block, call.soft_cap);
         page_softmax<Element>(block, page * TOKENS);
         for (int32_t p = 0; p < PAGES && page + p <= last_page; ++p) {
             all_values<Element>(block, {block.scores[p][0], block.factors[p], block.valid[p],
@@ -342,6 +376,7 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
                      layout.head_dim % LANES == 0,
                  "a head has 16, 32, ... 256 channels");
     KERNEL_CHECK(call.first_position >= 0 && call.row_count >= 0, "positions count from 0");
+    KERNEL_CHECK(call.window >= 0 && call.soft_cap >= 0.0f, "neither is negative");
     KERNEL_CHECK(call.group_heads >= 1 && call.kv_head < layout.kv_heads, "heads that exist");
     if (layout.type == KvType::bf16) {
         attend_all<uint16_t>(call, layout);

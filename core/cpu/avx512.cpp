@@ -24,6 +24,7 @@ constinit const Ops AVX512_OPS = {
     .attention = attention,
     .attention_prompt = attention,
     .swiglu = swiglu,
+    .geglu = geglu,
     .add = add,
     .argmax = argmax,
     .max_value = max_value,

@@ -2,8 +2,8 @@
 // set's object includes this after its own lanes header. ref.cpp is the twin of every function
 // here.
 //
-// defines: rms_norm, quantise, to_bf16, rope, kv_append, swiglu, add, argmax, max_value, sum_exp,
-// all_finite,
+// defines: rms_norm, quantise, to_bf16, rope, kv_append, swiglu, geglu, add, argmax, max_value,
+// sum_exp, all_finite,
 //          gumbel_argmax
 #pragma once
 
@@ -16,6 +16,8 @@ namespace {
 constexpr float QUANTISED_MAX = 127.0f;
 constexpr float SMALLEST_NORMAL = 0x1p-126f;
 constexpr float SILU_EXPONENT_MAX = 80.0f;
+constexpr float GELU_CUBE = 0.044715f;
+constexpr float GELU_EXPONENT = -1.5957691216057308f; // -2 sqrt(2 / pi)
 constexpr uint32_t MAGNITUDE_BITS = 0x7fffffffu;
 constexpr uint32_t SIGN_BIT = 0x80000000u;
 constexpr uint32_t EXPONENT_BITS = 0x7f800000u;
@@ -153,6 +155,16 @@ void swiglu(const float* gate, const float* up, int32_t count, float* out) {
         const Lanes g = load_run(gate + i, n);
         const Lanes negated = floats_of(bits_of(g) ^ splat_bits(SIGN_BIT));
         const Lanes e = exp_lanes(select(greater(negated, most), most, negated));
+        store_run(out + i, (g / (splat(1.0f) + e)) * load_run(up + i, n), n);
+    });
+}
+
+void geglu(const float* gate, const float* up, int32_t count, float* out) {
+    const Lanes most = splat(SILU_EXPONENT_MAX);
+    for_lanes(count, [&](int32_t i, int32_t n) {
+        const Lanes g = load_run(gate + i, n);
+        const Lanes inner = fma(g * g * g, splat(GELU_CUBE), g) * splat(GELU_EXPONENT);
+        const Lanes e = exp_lanes(select(greater(inner, most), most, inner));
         store_run(out + i, (g / (splat(1.0f) + e)) * load_run(up + i, n), n);
     });
 }

@@ -176,9 +176,12 @@ struct AttentionCall {
     int32_t query_head;  // first query head of the group
     int32_t group_heads; // query heads per KV head
     int32_t kv_head;
-    const std::byte* pages;          // the layer's base
-    const int32_t* page_table;       // of the sequence
-    float scale;                     // 1 / sqrt(head_dim)
+    const std::byte* pages;    // the layer's base
+    const int32_t* page_table; // of the sequence
+    float scale;               // of scores, mostly 1 / sqrt(head_dim)
+    int32_t window = 0;        // positions a row sees, its own included; 0: all
+    float soft_cap = 0.0f;     // c: a score s becomes c - 2c / (exp(min(s * (2 / c), 80)) + 1),
+                               // which is c * tanh(s / c); 0: it stays
     const std::byte* next = nullptr; // a head's page that this thread reads next
 };
 
@@ -221,10 +224,15 @@ struct Ops {
     void (*kv_append)(const float* key, const float* value, const KvLayout& layout,
                       std::byte* pages, int32_t page, int32_t lane);
     void (*attention)(const AttentionCall& call, const KvLayout& layout);
-    // The prompt's, as matmul_prompt. On AMX (bf16 pages): bf16 tiles, see attention_tiles.inl.h.
+    // The prompt's, as matmul_prompt, without windows and caps. On AMX (bf16 pages): bf16 tiles,
+    // see attention_tiles.inl.h.
     void (*attention_prompt)(const AttentionCall& call, const KvLayout& layout);
     // out[i] = (g / (1 + exp(min(-g, 80)))) * up[i]
     void (*swiglu)(const float* gate, const float* up, int32_t count, float* out);
+    // The same with the tanh form of GELU for the gate's function:
+    // out[i] = (g / (1 + exp(min(k * fma(g * g * g, 0.044715, g), 80)))) * up[i], k = -2 sqrt(2 /
+    // pi)
+    void (*geglu)(const float* gate, const float* up, int32_t count, float* out);
     // x[i] += y[i]
     void (*add)(float* x, const float* y, int32_t count);
     // Sampler primitives; their twins are in loop/sampler_ops.h.

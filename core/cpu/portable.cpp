@@ -24,6 +24,7 @@ constinit const Ops PORTABLE_OPS = {
     .attention = attention,
     .attention_prompt = attention,
     .swiglu = swiglu,
+    .geglu = geglu,
     .add = add,
     .argmax = argmax,
     .max_value = max_value,

@@ -16,6 +16,9 @@ constexpr int32_t LANES = 16; // partial sums of every reduction
 constexpr float QUANTISED_MAX = 127.0f;
 constexpr float SMALLEST_NORMAL = 0x1p-126f;
 constexpr float SILU_EXPONENT_MAX = 80.0f;
+constexpr float GELU_CUBE = 0.044715f;
+constexpr float GELU_EXPONENT = -1.5957691216057308f; // -2 sqrt(2 / pi)
+constexpr float LOWEST_SCORE = -0x1.fffffep127f;      // before any score
 constexpr int32_t HEAD_DIM_MAX = 256;
 
 // Lane l holds the sum of elements l, l + 16, ...; halves are added until one is left.
@@ -267,7 +270,7 @@ void kv_append(const float* key, const float* value, const KvLayout& layout, std
 // State of one query head of one row: the running maximum, 16 partial sums of the weights, and the
 // output.
 struct Softmax {
-    float maximum = MINUS_INFINITY;
+    float maximum = LOWEST_SCORE;
     float sums[LANES] = {};
     float out[HEAD_DIM_MAX] = {};
 };
@@ -278,9 +281,15 @@ float kv_number(Element element) {
     return element;
 }
 
+float capped(float score, float cap) {
+    const float x = score * (2.0f / cap);
+    const float e = exp_float(x > SILU_EXPONENT_MAX ? SILU_EXPONENT_MAX : x);
+    return cap - 2.0f * cap / (e + 1.0f);
+}
+
 template <class Element>
-void attend_page(const float* query, const Element* keys, int32_t head_dim, int32_t valid,
-                 Softmax& state) {
+void attend_page(const AttentionCall& call, const float* query, const Element* keys,
+                 int32_t head_dim, int32_t hidden, int32_t valid, Softmax& state) {
     constexpr int32_t TOKENS = limits::PAGE_TOKENS;
     const Element* values = keys + int64_t{head_dim} * TOKENS;
     float weights[TOKENS] = {};
@@ -290,6 +299,8 @@ void attend_page(const float* query, const Element* keys, int32_t head_dim, int3
         for (int32_t c = 0; c < head_dim; ++c) {
             score = std::fma(query[c], kv_number(keys[c * TOKENS + k]), score);
         }
+        if (call.soft_cap > 0.0f) score = capped(score, call.soft_cap);
+        if (k < hidden) score = MINUS_INFINITY;
         weights[k] = score;
         if (score > maximum) maximum = score;
     }
@@ -321,13 +332,18 @@ void attend_head(const AttentionCall& call, const KvLayout& layout, int32_t row,
     }
     Softmax state;
     const int32_t tokens = call.first_position + row + 1;
-    for (int32_t first = 0; first < tokens; first += limits::PAGE_TOKENS) {
+    const bool sees_all = call.window == 0 || tokens <= call.window;
+    const int32_t lowest = sees_all ? 0 : tokens - call.window;
+    for (int32_t first = lowest / limits::PAGE_TOKENS * limits::PAGE_TOKENS; first < tokens;
+         first += limits::PAGE_TOKENS) {
         const int32_t left = tokens - first;
+        const int32_t hidden = lowest > first ? lowest - first : 0;
         const int32_t page = call.page_table[first / limits::PAGE_TOKENS];
         const int64_t head_index = int64_t{page} * layout.kv_heads + call.kv_head;
-        attend_page(query,
+        attend_page(call, query,
                     reinterpret_cast<const Element*>(call.pages + head_index * layout.head_bytes),
-                    head_dim, left < limits::PAGE_TOKENS ? left : limits::PAGE_TOKENS, state);
+                    head_dim, hidden, left < limits::PAGE_TOKENS ? left : limits::PAGE_TOKENS,
+                    state);
     }
     const float inverse = 1.0f / sum_lanes(state.sums);
     for (int32_t c = 0; c < head_dim; ++c) {
@@ -358,6 +374,15 @@ void swiglu(const float* gate, const float* up, int32_t count, float* out) {
     }
 }
 
+void geglu(const float* gate, const float* up, int32_t count, float* out) {
+    for (int32_t i = 0; i < count; ++i) {
+        const float g = gate[i];
+        const float inner = std::fma(g * g * g, GELU_CUBE, g) * GELU_EXPONENT;
+        const float negated = inner > SILU_EXPONENT_MAX ? SILU_EXPONENT_MAX : inner;
+        out[i] = (g / (1.0f + exp_float(negated))) * up[i];
+    }
+}
+
 void add(float* x, const float* y, int32_t count) {
     for (int32_t i = 0; i < count; ++i) x[i] += y[i];
 }
@@ -377,6 +402,7 @@ constinit const Ops REF_OPS = {
     .attention = attention,
     .attention_prompt = attention,
     .swiglu = swiglu,
+    .geglu = geglu,
     .add = add,
     .argmax = argmax,
     .max_value = max_value,

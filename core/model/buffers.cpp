@@ -60,6 +60,10 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
     buffers.query_key_value =
         layout.take<float>(ROWS * (config.query_columns() + 2 * config.kv_columns()));
     buffers.cos_sin = layout.take<float>(ROWS * config.rope.dimension);
+    if (config.has_two_ropes())
+        buffers.window_cos_sin = layout.take<float>(ROWS * config.rope.dimension);
+    if (config.architecture->norms != NormPlace::before)
+        buffers.branch = layout.take<float>(ROWS * config.hidden);
     buffers.normed = layout.take_activations(ROWS, config.hidden);
     buffers.normed_pairs = layout.take_quantised(2 * ROWS, config.hidden);
     buffers.attended_pairs = layout.take_quantised(2 * ROWS, config.query_columns());

@@ -41,6 +41,8 @@ struct StepBuffers {
     float* residual = nullptr;        // (STEP_ROWS_MAX, hidden)
     float* query_key_value = nullptr; // (STEP_ROWS_MAX, query + 2 * kv columns)
     float* cos_sin = nullptr;         // (STEP_ROWS_MAX, rope dimension)
+    float* window_cos_sin = nullptr;  // likewise, of layers whose rope is another; else null
+    float* branch = nullptr;          // (STEP_ROWS_MAX, hidden) of a block that norms what it adds
     float* logits = nullptr;          // (LOGIT_ROWS_MAX, vocabulary)
     ActivationBuffer normed;          // (STEP_ROWS_MAX, hidden)
     ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) int8 only: see quantise_pair

@@ -10,47 +10,66 @@ namespace sublimate {
 
 namespace {
 
-constexpr const char* SUPPORTED_ARCHITECTURES =
-    "supported is llama (SmolLM2, Llama 2 and 3, Mistral, TinyLlama)";
 constexpr double ROPE_FACTOR_MAX = 1024.0;
+constexpr const char* LONG_FACTORS = "rope_factors_long.weight";
+constexpr const char* SHORT_FACTORS = "rope_factors_short.weight";
 constexpr int32_t HEAD_DIM_MULTIPLE = 16;
+constexpr float FACTOR_MAX = 1e6f;
 
-Status missing(const char* key) {
-    return Status::error(std::string("the file has no key '") + key + "'");
-}
+// Keys of a file that begin with the name of its architecture.
+class Keys {
+public:
+    Keys(const Gguf& file, const Architecture& architecture)
+        : file(file), prefix_(std::string(architecture.name) + ".") {}
 
-Status read_required(const Gguf& file, const char* key, int64_t maximum, int32_t* result) {
-    if (file.find(key) == nullptr) return missing(key);
-    int64_t value = 0;
-    RETURN_IF_ERROR(file.integer(key, 1, maximum, &value));
-    *result = static_cast<int32_t>(value);
-    return Status::success();
-}
+    std::string named(const char* name) const { return prefix_ + name; }
+    bool has(const char* name) const { return file.find(named(name)) != nullptr; }
+    Status missing(const char* name) const {
+        return Status::error("the file has no key '" + named(name) + "'");
+    }
+    Status required(const char* name, int64_t maximum, int32_t* result) const {
+        return has(name) ? optional(name, 1, maximum, result) : missing(name);
+    }
+    Status optional(const char* name, int64_t minimum, int64_t maximum, int32_t* result) const {
+        int64_t value = *result;
+        RETURN_IF_ERROR(file.integer(named(name), minimum, maximum, &value));
+        *result = static_cast<int32_t>(value);
+        return Status::success();
+    }
+    Status number(const char* name, double* result) const {
+        return file.number(named(name), result);
+    }
+    // A factor above zero.
+    Status factor(const char* name, float* result) const {
+        double value = *result;
+        RETURN_IF_ERROR(number(name, &value));
+        if (!(value > 0.0) || value > double(FACTOR_MAX))
+            return Status::error("key '" + named(name) + "' is out of range");
+        *result = static_cast<float>(value);
+        return Status::success();
+    }
 
-Status read_optional(const Gguf& file, const char* key, int64_t maximum, int32_t* result) {
-    return file.find(key) == nullptr ? Status::success()
-                                     : read_required(file, key, maximum, result);
-}
+    const Gguf& file;
 
-Status read_sizes(const Gguf& file, ModelConfig* config) {
+private:
+    std::string prefix_;
+};
+
+Status read_sizes(const Keys& keys, ModelConfig* config) {
     using namespace limits;
-    RETURN_IF_ERROR(read_required(file, "llama.block_count", LAYERS_MAX, &config->layers));
-    RETURN_IF_ERROR(read_required(file, "llama.embedding_length", HIDDEN_MAX, &config->hidden));
-    RETURN_IF_ERROR(
-        read_required(file, "llama.feed_forward_length", HIDDEN_MAX, &config->feed_forward));
-    RETURN_IF_ERROR(read_required(file, "llama.attention.head_count", HEADS_MAX, &config->heads));
+    RETURN_IF_ERROR(keys.required("block_count", LAYERS_MAX, &config->layers));
+    RETURN_IF_ERROR(keys.required("embedding_length", HIDDEN_MAX, &config->hidden));
+    RETURN_IF_ERROR(keys.required("feed_forward_length", HIDDEN_MAX, &config->feed_forward));
+    RETURN_IF_ERROR(keys.required("attention.head_count", HEADS_MAX, &config->heads));
     config->kv_heads = config->heads;
-    RETURN_IF_ERROR(
-        read_optional(file, "llama.attention.head_count_kv", HEADS_MAX, &config->kv_heads));
+    RETURN_IF_ERROR(keys.optional("attention.head_count_kv", 1, HEADS_MAX, &config->kv_heads));
     if (config->heads % config->kv_heads != 0)
         return Status::error(std::to_string(config->heads) + " heads cannot share " +
                              std::to_string(config->kv_heads) + " KV heads");
     config->head_dim = config->hidden / config->heads;
-    RETURN_IF_ERROR(
-        read_optional(file, "llama.attention.key_length", HEAD_DIM_MAX, &config->head_dim));
+    RETURN_IF_ERROR(keys.optional("attention.key_length", 1, HEAD_DIM_MAX, &config->head_dim));
     int32_t value_length = config->head_dim;
-    RETURN_IF_ERROR(
-        read_optional(file, "llama.attention.value_length", HEAD_DIM_MAX, &value_length));
+    RETURN_IF_ERROR(keys.optional("attention.value_length", 1, HEAD_DIM_MAX, &value_length));
     if (value_length != config->head_dim)
         return Status::error("keys and values of different length are not supported");
     if (config->head_dim < HEAD_DIM_MULTIPLE || config->head_dim > HEAD_DIM_MAX ||
@@ -58,40 +77,41 @@ Status read_sizes(const Gguf& file, ModelConfig* config) {
         return Status::error("a head dimension of " + std::to_string(config->head_dim) +
                              " is not supported (multiples of 16 up to " +
                              std::to_string(HEAD_DIM_MAX) + " are)");
-    const char* epsilon_key = "llama.attention.layer_norm_rms_epsilon";
-    if (file.find(epsilon_key) == nullptr) return missing(epsilon_key);
+    const char* epsilon_key = "attention.layer_norm_rms_epsilon";
+    if (!keys.has(epsilon_key)) return keys.missing(epsilon_key);
     double epsilon = 0.0;
-    RETURN_IF_ERROR(file.number(epsilon_key, &epsilon));
+    RETURN_IF_ERROR(keys.number(epsilon_key, &epsilon));
     if (epsilon < 0.0 || epsilon > 1.0)
-        return Status::error(std::string("key '") + epsilon_key + "' is out of range");
+        return Status::error("key '" + keys.named(epsilon_key) + "' is out of range");
     config->norm_epsilon = static_cast<float>(epsilon);
-    int64_t experts = 0;
-    RETURN_IF_ERROR(file.integer("llama.expert_count", 0, INT32_MAX, &experts));
+    int32_t experts = 0;
+    RETURN_IF_ERROR(keys.optional("expert_count", 0, INT32_MAX, &experts));
     if (experts > 0) return Status::error("mixtures of experts are not supported");
     return Status::success();
 }
 
-Status read_rope(const Gguf& file, ModelConfig* config) {
+Status read_rope(const Keys& keys, ModelConfig* config) {
     RopeConfig& rope = config->rope;
     rope.dimension = config->head_dim;
-    RETURN_IF_ERROR(
-        read_optional(file, "llama.rope.dimension_count", config->head_dim, &rope.dimension));
-    if (rope.dimension % 2 != 0) return Status::error("llama.rope.dimension_count is odd");
-    RETURN_IF_ERROR(file.number("llama.rope.freq_base", &rope.base));
-    if (!(rope.base > 1.0)) return Status::error("llama.rope.freq_base must be above 1");
+    RETURN_IF_ERROR(keys.optional("rope.dimension_count", 1, config->head_dim, &rope.dimension));
+    if (rope.dimension % 2 != 0) return Status::error("the rope dimension is odd");
+    RETURN_IF_ERROR(keys.number("rope.freq_base", &rope.base));
+    if (!(rope.base > 1.0)) return Status::error("the rope base must be above 1");
     std::string_view scaling = "none";
-    RETURN_IF_ERROR(file.string("llama.rope.scaling.type", &scaling));
-    RETURN_IF_ERROR(file.number("llama.rope.scaling.factor", &rope.factor));
+    RETURN_IF_ERROR(keys.file.string(keys.named("rope.scaling.type"), &scaling));
+    RETURN_IF_ERROR(keys.number("rope.scaling.factor", &rope.factor));
     double old_linear_factor = 1.0; // the key that older files have in place of scaling.type
-    RETURN_IF_ERROR(file.number("llama.rope.scale_linear", &old_linear_factor));
+    RETURN_IF_ERROR(keys.number("rope.scale_linear", &old_linear_factor));
     if (scaling == "linear") {
         rope.scaling = RopeScaling::linear;
     } else if (scaling == "yarn") {
         rope.scaling = RopeScaling::yarn;
-    } else if (scaling != "none") {
+    } else if (scaling != "none" && scaling != "longrope") {
         return Status::error("rope scaling '" + std::string(scaling) +
-                             "' is not supported (none, linear, yarn and Llama 3's are)");
-    } else if (file.tensor("rope_freqs.weight") != nullptr) {
+                             "' is not supported (none, linear, yarn, longrope and Llama 3's are)");
+    } else if (keys.file.tensor(LONG_FACTORS) != nullptr) {
+        rope.scaling = RopeScaling::longrope;
+    } else if (keys.file.tensor("rope_freqs.weight") != nullptr) {
         rope.scaling = RopeScaling::llama3;
     } else if (old_linear_factor != 1.0) {
         rope.scaling = RopeScaling::linear;
@@ -99,19 +119,18 @@ Status read_rope(const Gguf& file, ModelConfig* config) {
     }
     if (!(rope.factor >= 1.0 && rope.factor <= ROPE_FACTOR_MAX)) {
         if (rope.scaling == RopeScaling::linear || rope.scaling == RopeScaling::yarn)
-            return Status::error("llama.rope.scaling.factor must be between 1 and 1024");
+            return Status::error("the rope scaling factor must be between 1 and 1024");
         rope.factor = 1.0;
     }
     int32_t original = config->trained_context_length;
-    RETURN_IF_ERROR(
-        read_optional(file, "llama.rope.scaling.original_context_length", INT32_MAX, &original));
+    RETURN_IF_ERROR(keys.optional("rope.scaling.original_context_length", 1, INT32_MAX, &original));
     rope.original_context = original;
-    RETURN_IF_ERROR(file.number("llama.rope.scaling.attn_factor", &rope.attention_factor));
-    RETURN_IF_ERROR(file.number("llama.rope.scaling.yarn_beta_fast", &rope.beta_fast));
-    RETURN_IF_ERROR(file.number("llama.rope.scaling.yarn_beta_slow", &rope.beta_slow));
+    RETURN_IF_ERROR(keys.number("rope.scaling.attn_factor", &rope.attention_factor));
+    RETURN_IF_ERROR(keys.number("rope.scaling.yarn_beta_fast", &rope.beta_fast));
+    RETURN_IF_ERROR(keys.number("rope.scaling.yarn_beta_slow", &rope.beta_slow));
     if (!(rope.attention_factor > 0.0) || !(rope.beta_slow > 0.0) ||
         !(rope.beta_fast >= rope.beta_slow))
-        return Status::error("the file's yarn settings are out of range");
+        return Status::error("the file's rope settings are out of range");
     return Status::success();
 }
 
@@ -150,21 +169,57 @@ Status apply_overrides(const ConfigOverrides& overrides, ModelConfig* config) {
     int32_t offered =
         static_cast<int32_t>(std::min<double>(scaled, double(limits::CONTEXT_TOKENS_MAX)));
     config->context_length = wanted > 0 ? wanted : offered;
+    rope.is_long = config->context_length > rope.original_context;
     return Status::success();
 }
 
-// A sliding window shorter than the context changes what a row sees. Within the window the model is
-// exact, so the context is limited to it.
-Status apply_sliding_window(const Gguf& file, const ConfigOverrides& overrides,
-                            ModelConfig* config) {
-    int64_t window = 0;
-    RETURN_IF_ERROR(file.integer("llama.attention.sliding_window", 0, INT32_MAX, &window));
-    if (window == 0 || window >= config->context_length) return Status::success();
-    if (overrides.context_length > window)
-        return Status::error("the model attends to a sliding window of " + std::to_string(window) +
-                             " tokens; longer contexts than that are "
-                             "not supported");
-    config->context_length = static_cast<int32_t>(window);
+// Models of these sizes scale scores by the share of a head in the hidden channels, and their files
+// do not say so (the papers' query_pre_attn_scalar).
+bool scores_by_hidden(const ModelConfig& config) {
+    constexpr int32_t GEMMA2_27B_LAYERS = 46;
+    constexpr int32_t GEMMA3_27B_LAYERS = 62;
+    const std::string_view name = config.architecture->name;
+    return (name == "gemma2" && config.layers == GEMMA2_27B_LAYERS) ||
+           (name == "gemma3" && config.layers == GEMMA3_27B_LAYERS);
+}
+
+Status read_scales(const Keys& keys, ModelConfig* config) {
+    const Architecture& architecture = *config->architecture;
+    int32_t per_head =
+        scores_by_hidden(*config) ? config->hidden / config->heads : config->head_dim;
+    config->attention_scale = 1.0f / std::sqrt(static_cast<float>(per_head));
+    if (architecture.embedding_times_root)
+        config->embedding_scale = std::sqrt(static_cast<float>(config->hidden));
+    if (architecture.has_scales) {
+        float divisor = 1.0f; // of logits, which the key calls their scale
+        RETURN_IF_ERROR(keys.factor("embedding_scale", &config->embedding_scale));
+        RETURN_IF_ERROR(keys.factor("residual_scale", &config->residual_scale));
+        RETURN_IF_ERROR(keys.factor("attention.scale", &config->attention_scale));
+        RETURN_IF_ERROR(keys.factor("logit_scale", &divisor));
+        config->logit_scale = 1.0f / divisor;
+    }
+    if (architecture.has_soft_caps) {
+        constexpr float ATTENTION_CAP = 50.0f; // of the paper, for files without the keys
+        constexpr float LOGIT_CAP = 30.0f;
+        config->attention_soft_cap = ATTENTION_CAP;
+        config->logit_soft_cap = LOGIT_CAP;
+        RETURN_IF_ERROR(keys.factor("attn_logit_softcapping", &config->attention_soft_cap));
+        RETURN_IF_ERROR(keys.factor("final_logit_softcapping", &config->logit_soft_cap));
+    }
+    return Status::success();
+}
+
+// Layers with a window have a rope of their own where the architecture says so: without scaling.
+Status read_window(const Keys& keys, ModelConfig* config) {
+    RETURN_IF_ERROR(keys.optional("attention.sliding_window", 0, INT32_MAX, &config->window));
+    if (config->window >= config->context_length) config->window = 0; // all see everything
+    config->window_rope = config->rope;
+    if (!config->has_two_ropes()) return Status::success();
+    config->window_rope = {};
+    config->window_rope.dimension = config->rope.dimension;
+    config->window_rope.base = config->architecture->window_rotation_base;
+    RETURN_IF_ERROR(keys.number("rope.freq_base_swa", &config->window_rope.base));
+    if (!(config->window_rope.base > 1.0)) return Status::error("the rope base must be above 1");
     return Status::success();
 }
 
@@ -200,24 +255,41 @@ const char* rope_scaling_name(RopeScaling scaling) {
         return "yarn";
     case RopeScaling::llama3:
         return "llama3";
+    case RopeScaling::longrope:
+        return "longrope";
     }
     return "unknown";
+}
+
+const Architecture* find_architecture(std::string_view name) {
+    for (const Architecture& architecture : ARCHITECTURES)
+        if (name == architecture.name) return &architecture;
+    return nullptr;
+}
+
+std::string supported_architectures() {
+    std::string all;
+    for (const Architecture& architecture : ARCHITECTURES)
+        all += (all.empty() ? "" : ", ") + std::string(architecture.name) + " (" +
+               architecture.models + ")";
+    return all;
 }
 
 Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConfig* config) {
     std::string_view architecture;
     RETURN_IF_ERROR(file.string("general.architecture", &architecture));
-    if (architecture != "llama")
-        return Status::error("architecture '" + std::string(architecture) + "' is not supported; " +
-                             SUPPORTED_ARCHITECTURES);
     ModelConfig fresh;
-    fresh.architecture = architecture;
-    RETURN_IF_ERROR(read_sizes(file, &fresh));
-    RETURN_IF_ERROR(
-        read_required(file, "llama.context_length", INT32_MAX, &fresh.trained_context_length));
-    RETURN_IF_ERROR(read_rope(file, &fresh));
+    fresh.architecture = find_architecture(architecture);
+    if (fresh.architecture == nullptr)
+        return Status::error("architecture '" + std::string(architecture) +
+                             "' is not supported; supported are " + supported_architectures());
+    const Keys keys(file, *fresh.architecture);
+    RETURN_IF_ERROR(read_sizes(keys, &fresh));
+    RETURN_IF_ERROR(keys.required("context_length", INT32_MAX, &fresh.trained_context_length));
+    RETURN_IF_ERROR(read_rope(keys, &fresh));
     RETURN_IF_ERROR(apply_overrides(overrides, &fresh));
-    RETURN_IF_ERROR(apply_sliding_window(file, overrides, &fresh));
+    RETURN_IF_ERROR(read_window(keys, &fresh));
+    RETURN_IF_ERROR(read_scales(keys, &fresh));
     RETURN_IF_ERROR(check_vocabulary(file, &fresh));
     *config = fresh;
     return Status::success();
@@ -249,6 +321,23 @@ void apply_yarn(const RopeConfig& rope, std::vector<double>* frequencies, float*
     *magnitude = static_cast<float>(attention * rope.attention_factor);
 }
 
+// By what a tensor says, a divisor for each frequency.
+Status divide(const Gguf& file, const char* name, std::vector<double>* frequencies) {
+    const GgufTensor* divisors = file.tensor(name);
+    if (divisors == nullptr || divisors->type != TensorType::f32 || divisors->rows() != 1 ||
+        divisors->columns() != frequencies->size())
+        return Status::error("tensor '" + std::string(name) + "' must hold " +
+                             std::to_string(frequencies->size()) + " F32 values");
+    for (size_t i = 0; i < frequencies->size(); i++) {
+        double divisor = gguf_number(ValueType::f32, divisors->data.data() + i * sizeof(float));
+        if (!(divisor > 0.0) || !std::isfinite(divisor))
+            return Status::error("tensor '" + std::string(name) +
+                                 "' holds a divisor that is not positive");
+        (*frequencies)[i] /= divisor;
+    }
+    return Status::success();
+}
+
 } // namespace
 
 Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* table) {
@@ -260,25 +349,23 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
     if (rope.scaling == RopeScaling::linear)
         for (double& frequency : frequencies) frequency /= rope.factor;
     if (rope.scaling == RopeScaling::yarn) apply_yarn(rope, &frequencies, &table->magnitude);
-    if (rope.scaling == RopeScaling::llama3) {
-        const GgufTensor* divisors = file.tensor("rope_freqs.weight");
-        if (divisors == nullptr || divisors->type != TensorType::f32 || divisors->rows() != 1 ||
-            divisors->columns() != pairs)
-            return Status::error("tensor 'rope_freqs.weight' must hold " + std::to_string(pairs) +
-                                 " F32 values");
-        for (size_t i = 0; i < pairs; i++) {
-            double divisor = gguf_number(ValueType::f32, divisors->data.data() + i * sizeof(float));
-            if (!(divisor > 0.0) || !std::isfinite(divisor))
-                return Status::error("tensor 'rope_freqs.weight' holds a divisor that is not "
-                                     "positive");
-            frequencies[i] /= divisor;
-        }
+    if (rope.scaling == RopeScaling::llama3)
+        RETURN_IF_ERROR(divide(file, "rope_freqs.weight", &frequencies));
+    if (rope.scaling == RopeScaling::longrope) {
+        const char* factors = rope.is_long ? LONG_FACTORS : SHORT_FACTORS;
+        RETURN_IF_ERROR(divide(file, factors, &frequencies));
+        table->magnitude = static_cast<float>(rope.attention_factor);
     }
     table->inverse_frequencies.assign(frequencies.begin(), frequencies.end());
     for (float frequency : table->inverse_frequencies)
         if (!std::isfinite(frequency) || !std::isfinite(table->magnitude))
             return Status::error("the file's rope settings give no finite frequencies");
     return Status::success();
+}
+
+Status make_rope_tables(const Gguf& file, const ModelConfig& config, RopeTables* tables) {
+    RETURN_IF_ERROR(make_rope_table(file, config.rope, &tables->full));
+    return make_rope_table(file, config.window_rope, &tables->window);
 }
 
 } // namespace sublimate

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../check.h"
+#include "forward_parts.h"
 #include "pack.h"
 
 namespace sublimate::cpu {
@@ -14,36 +15,19 @@ namespace {
 // Positions that every later row attends to with much of its weight (arXiv 2309.17453), where
 // models keep activations far above the rest.
 constexpr int32_t SINK_POSITIONS = 16;
-// Layers whose rounding errors pass through the most others, and in which those activations form.
-constexpr int32_t FIRST_LAYERS = 4;
 constexpr int32_t ATTENTION_BLOCK_ROWS_MAX = 32;
 constexpr int32_t ATTENTION_BLOCK_ROWS_MIN = 8; // fewer would read the pages for too few vectors
 // Without batch invariance: a tile has 16 rows, with fewer the prompt's arithmetic gains nothing.
 constexpr int32_t PROMPT_ARITHMETIC_ROWS_MIN = 16;
 constexpr int32_t ATTENTION_ITEMS_PER_THREAD = 8;
 
-bool quantised(const PackedMatrix& matrix) {
-    return is_quantised(matrix.kind);
-}
-
-bool any_quantised(const FusedProjection& projection) {
-    for (int32_t i = 0; i < projection.part_count; i++)
-        if (quantised(projection.parts[i])) return true;
-    return false;
-}
-
-int32_t divide_up(int32_t count, int32_t size) {
-    return (count + size - 1) / size;
-}
-
 } // namespace
 
-CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
                    const Ops& ops, ThreadPool& pool)
-    : config_(config), weights_(weights), rope_(rope), pool_(pool),
+    : config_(config), weights_(weights), ropes_(ropes), pool_(pool),
       sampler_ops_{ops.argmax, ops.max_value, ops.sum_exp, ops.all_finite, ops.gumbel_argmax},
-      candidates_{{pool.size()}, {&ops}},
-      attention_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))), ops_(&ops) {
+      candidates_{{pool.size()}, {&ops}}, ops_(&ops) {
     for (int32_t threads : thread_counts(pool.size()))
         plan_tables_.emplace_back(config, weights, threads);
     plans_ = &plan_tables_.front();
@@ -56,10 +40,10 @@ CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const Rope
     row_arithmetic_.resize(limits::STEP_ROWS_MAX);
 }
 
-Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
                         const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
                         std::unique_ptr<CpuModel>* model) {
-    std::unique_ptr<CpuModel> fresh(new CpuModel(config, weights, rope, ops, pool));
+    std::unique_ptr<CpuModel> fresh(new CpuModel(config, weights, ropes, ops, pool));
     RETURN_IF_ERROR(StepBuffers::allocate(config, pool.size(), &fresh->buffers_));
     RETURN_IF_ERROR(KvArena::allocate(config, kv_type, kv_bytes, &fresh->kv_));
     *model = std::move(fresh);
@@ -206,15 +190,6 @@ const float* CpuModel::forward(const Step& step) {
 // ---- on every thread
 // --------------------------------------------------------------------------------
 
-template <class Body>
-void CpuModel::share_rows(int32_t thread, int32_t rows, Body&& body) {
-    int32_t size = plan_->rows_per_item;
-    pool_.share(thread, divide_up(rows, size), [&](int32_t item) {
-        int32_t end = std::min(rows, (item + 1) * size);
-        for (int32_t row = item * size; row < end; row++) body(row);
-    });
-}
-
 void CpuModel::run(int32_t thread) {
     if (!plan_->repeats_norms) {
         share_rows(thread, step_->row_count, [&](int32_t row) { embed(row); });
@@ -230,22 +205,32 @@ void CpuModel::run(int32_t thread) {
 void CpuModel::embed(int32_t row) const {
     int32_t token = step_->tokens[row];
     CHECK(token >= 0 && token < config_.vocabulary);
-    unpack_row(weights_.embedding, token, buffers_.residual + int64_t{row} * config_.hidden);
+    float* residual = buffers_.residual + int64_t{row} * config_.hidden;
+    unpack_row(weights_.embedding, token, residual);
+    scale(residual, config_.hidden, config_.embedding_scale);
+    int64_t at = int64_t{row} * config_.rope.dimension;
+    turn(ropes_.full, row, buffers_.cos_sin + at);
+    if (config_.has_two_ropes()) turn(ropes_.window, row, buffers_.window_cos_sin + at);
+}
+
+void CpuModel::turn(const RopeTable& rope, int32_t row, float* cos_sin) const {
     float position = static_cast<float>(step_->positions[row]);
-    float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
-    for (size_t i = 0; i < rope_.inverse_frequencies.size(); i++) {
+    for (size_t i = 0; i < rope.inverse_frequencies.size(); i++) {
         // The angle in fp32, as the models were trained; its sine and cosine as well as they can be
         // had.
-        double angle = position * rope_.inverse_frequencies[i];
-        cos_sin[2 * i] = static_cast<float>(std::cos(angle)) * rope_.magnitude;
-        cos_sin[2 * i + 1] = static_cast<float>(std::sin(angle)) * rope_.magnitude;
+        double angle = position * rope.inverse_frequencies[i];
+        cos_sin[2 * i] = static_cast<float>(std::cos(angle)) * rope.magnitude;
+        cos_sin[2 * i + 1] = static_cast<float>(std::sin(angle)) * rope.magnitude;
     }
 }
 
 void CpuModel::norm(int32_t thread, const float* weight, const float* x, const Rows& out,
                     int32_t row, Form form) const {
     float* normed = out.plain->f32 + int64_t{row} * config_.hidden;
-    ops_->rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
+    if (weight != nullptr) // else the block reads the residual as it is
+        ops_->rms_norm(x, weight, config_.norm_epsilon, config_.hidden, normed);
+    else
+        std::copy(x, x + config_.hidden, normed);
     carry(out, form, row, 0, config_.hidden, normed,
           buffers_.threads[static_cast<size_t>(thread)].row);
 }
@@ -320,213 +305,6 @@ void CpuModel::multiply_rows(const PackedMatrix& matrix, const Rows& x, const Ro
         ops_->add(first, first + stride, columns);
         if (row > 0) std::copy(first, first + columns, out + row * stride);
     }
-}
-
-void CpuModel::project(int32_t thread, const FusedProjection& projection, const Rows& x, bool pairs,
-                       int32_t item) const {
-    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
-    int32_t chunk = item / row_block_count_;
-    int32_t part = 0;
-    while (chunk >= divide_up(projection.parts[part].panels, plan_->query_key_value)) {
-        chunk -= divide_up(projection.parts[part].panels, plan_->query_key_value);
-        part++;
-        CHECK(part < projection.part_count);
-    }
-    const PackedMatrix& matrix = projection.parts[part];
-    int32_t begin = chunk * plan_->query_key_value;
-    int32_t end = std::min(begin + plan_->query_key_value, matrix.panels);
-    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
-    float* out = buffers_.query_key_value + block.begin * stride + projection.first_output[part] +
-                 begin * PANEL_ROWS;
-    int32_t columns = (end - begin) * PANEL_ROWS;
-    float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
-    for (int32_t row = block.begin; row < block.end; row++, product += columns)
-        std::copy(product, product + columns, out + (row - block.begin) * stride);
-}
-
-void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
-    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
-    float* query = buffers_.query_key_value + row * stride;
-    float* key = query + config_.query_columns();
-    const float* value = key + config_.kv_columns();
-    const float* cos_sin = buffers_.cos_sin + int64_t{row} * config_.rope.dimension;
-    // Query heads and key heads lie side by side.
-    ops_->rope(query, cos_sin, config_.heads + config_.kv_heads, config_.head_dim,
-               config_.rope.dimension);
-    ops_->kv_append(key, value, kv_.layout, kv_.layer(layer_index),
-                    row_pages_[static_cast<size_t>(row)],
-                    step_->positions[row] % limits::PAGE_TOKENS);
-}
-
-const std::byte* CpuModel::first_page(int32_t item, int32_t layer_index) const {
-    int32_t items_per_block = config_.heads / attention_heads_;
-    if (item >= attention_block_count_ * items_per_block) return nullptr;
-    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
-    int32_t sequence = step_->segments[block.segment].sequence;
-    int64_t page = step_->page_tables[int64_t{sequence} * step_->page_table_stride];
-    CHECK(page >= 0 && page < kv_.pages);
-    int32_t head = item % items_per_block * attention_heads_ / config_.group_heads();
-    return kv_.layer(layer_index) + (page * config_.kv_heads + head) * kv_.layout.head_bytes;
-}
-
-void CpuModel::attend(int32_t item, int32_t layer_index) const {
-    int32_t items_per_block = config_.heads / attention_heads_;
-    const AttentionBlock& block = attention_blocks_[static_cast<size_t>(item / items_per_block)];
-    const Segment& segment = step_->segments[block.segment];
-    int64_t stride = config_.query_columns() + 2 * int64_t{config_.kv_columns()};
-    AttentionCall call = {};
-    call.query = buffers_.query_key_value + block.first_row * stride;
-    call.query_stride = stride;
-    call.out = buffers_.attended.f32 + int64_t{block.first_row} * config_.query_columns();
-    call.out_stride = config_.query_columns();
-    call.row_count = block.row_count;
-    call.first_position = segment.first_position + (block.first_row - segment.first_row);
-    call.query_head = item % items_per_block * attention_heads_;
-    call.group_heads = attention_heads_;
-    call.kv_head = call.query_head / config_.group_heads();
-    call.pages = kv_.layer(layer_index);
-    call.page_table = step_->page_tables + int64_t{segment.sequence} * step_->page_table_stride;
-    call.scale = attention_scale_;
-    call.next = first_page(item + 1, layer_index);
-    auto* attention =
-        segment.arithmetic == Arithmetic::prompt ? ops_->attention_prompt : ops_->attention;
-    attention(call, kv_.layout);
-}
-
-void CpuModel::quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row,
-                                 bool pairs, int32_t first, int32_t count) const {
-    carry({&buffers_.attended, &buffers_.attended_pairs},
-          form_for(reader, arithmetic_of(row), pairs || is_sink(row)), row, first, count,
-          buffers_.attended.f32 + int64_t{row} * config_.query_columns() + first,
-          buffers_.threads[static_cast<size_t>(thread)].row);
-}
-
-void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
-    const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-    const FusedProjection& projection = layer.query_key_value;
-    bool pairs = layer_index < FIRST_LAYERS;
-    Rows x = norm_rows(thread, layer.attention_norm, any_quantised(projection), pairs);
-    int32_t chunks = 0;
-    for (int32_t i = 0; i < projection.part_count; i++)
-        chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
-    pool_.share(thread, chunks * row_block_count_,
-                [&](int32_t item) { project(thread, projection, x, pairs, item); });
-    if (plan_->repeats_norms) {
-        pool_.barrier([&] {
-            for (int32_t row = 0; row < step_->row_count; row++) rope_and_append(row, layer_index);
-        });
-    } else {
-        pool_.barrier();
-        share_rows(thread, step_->row_count,
-                   [&](int32_t row) { rope_and_append(row, layer_index); });
-        pool_.barrier();
-    }
-
-    // An item's channels are quantised by the item if they are whole groups, else in a phase of
-    // their own.
-    bool within = attention_heads_ * config_.head_dim % GROUP_COLUMNS == 0;
-    int32_t items_per_block = config_.heads / attention_heads_;
-    int32_t columns = attention_heads_ * config_.head_dim;
-    pool_.share(thread, attention_block_count_ * items_per_block, [&](int32_t item) {
-        attend(item, layer_index);
-        const AttentionBlock& block =
-            attention_blocks_[static_cast<size_t>(item / items_per_block)];
-        for (int32_t row = 0; within && row < block.row_count; row++)
-            quantise_attended(thread, layer.attention_output, block.first_row + row, pairs,
-                              item % items_per_block * columns, columns);
-    });
-    pool_.barrier();
-    if (!within && quantised(layer.attention_output)) {
-        share_rows(thread, step_->row_count, [&](int32_t row) {
-            quantise_attended(thread, layer.attention_output, row, pairs, 0,
-                              config_.query_columns());
-        });
-        pool_.barrier();
-    }
-
-    int32_t output_chunks = divide_up(layer.attention_output.panels, plan_->attention_output);
-    pool_.share(thread, output_chunks * row_block_count_, [&](int32_t item) {
-        add_product(thread, layer.attention_output, {&buffers_.attended, &buffers_.attended_pairs},
-                    plan_->attention_output, pairs, item);
-    });
-    pool_.barrier();
-}
-
-void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
-                           int32_t panels_per_item, bool pairs, int32_t item) const {
-    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
-    int32_t begin = item / row_block_count_ * panels_per_item;
-    int32_t end = std::min(begin + panels_per_item, matrix.panels);
-    int32_t stride = (end - begin) * PANEL_ROWS;
-    int32_t columns = std::min(stride, matrix.rows - begin * PANEL_ROWS);
-    float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
-    for (int32_t row = block.begin; row < block.end; row++, product += stride)
-        ops_->add(buffers_.residual + int64_t{row} * config_.hidden + begin * PANEL_ROWS, product,
-                  columns);
-}
-
-void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x,
-                           int32_t item) const {
-    const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
-    const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
-    int32_t begin = item / row_block_count_ * plan_->gate_up;
-    int32_t end = std::min(begin + plan_->gate_up, layer.gate.panels);
-    int32_t stride = (end - begin) * PANEL_ROWS;
-    int32_t first = begin * PANEL_ROWS;
-    int32_t columns = std::min(stride, config_.feed_forward - first);
-    multiply_rows(layer.gate, x, block, block.sink, begin, end, own.item);
-    multiply_rows(layer.up, x, block, block.sink, begin, end, own.second_item);
-    for (int32_t row = block.begin; row < block.end; row++) {
-        int64_t at = int64_t{row - block.begin} * stride;
-        float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
-        ops_->swiglu(own.item + at, own.second_item + at, columns, gated);
-        carry({&buffers_.gated, &buffers_.gated_pairs},
-              form_for(layer.down, block.arithmetic, block.sink), row, first, columns, gated,
-              own.item + at);
-    }
-}
-
-void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
-    bool feeds_quantised = quantised(layer.gate) || quantised(layer.up);
-    Rows x = norm_rows(thread, layer.feed_forward_norm, feeds_quantised, false);
-    pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
-                [&](int32_t item) { gate_and_up(thread, layer, x, item); });
-    pool_.barrier();
-    pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
-                [&](int32_t item) {
-                    add_product(thread, layer.down, {&buffers_.gated, &buffers_.gated_pairs},
-                                plan_->down, false, item);
-                });
-    pool_.barrier();
-}
-
-void CpuModel::run_head(int32_t thread) {
-    int32_t rows = step_->logit_row_count;
-    if (rows == 0) return;
-    Form form = quantised(weights_.head) ? Form::quantised : Form::f32;
-    bool repeats = rows <= PlanTable::REPEATED_NORM_ROWS_MAX;
-    Rows x = {&buffers_.logit_rows, nullptr};
-    if (repeats) x.plain = &buffers_.threads[static_cast<size_t>(thread)].normed;
-    auto norm_row = [&](int32_t i) {
-        int32_t row = step_->logit_rows[i];
-        norm(thread, weights_.final_norm, buffers_.residual + int64_t{row} * config_.hidden, x, i,
-             form);
-    };
-    if (repeats) {
-        for (int32_t i = 0; i < rows; i++) norm_row(i);
-    } else {
-        share_rows(thread, rows, norm_row);
-        pool_.barrier();
-    }
-    const StepPlan& plan = plans_->for_rows(rows);
-    pool_.share(thread, divide_up(weights_.head.panels, plan.head), [&](int32_t item) {
-        int32_t begin = item * plan.head;
-        int32_t end = std::min(begin + plan.head, weights_.head.panels);
-        multiply(weights_.head, *x.plain, {0, rows, Arithmetic::generated, false}, begin, end,
-                 buffers_.logits + begin * PANEL_ROWS, config_.vocabulary);
-    });
 }
 
 } // namespace sublimate::cpu

@@ -34,7 +34,7 @@ namespace sublimate::cpu {
 class CpuModel {
 public:
     // `config`, `weights` and `pool` outlive the model. kv_bytes > 0.
-    static Status create(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+    static Status create(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
                          const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
                          std::unique_ptr<CpuModel>* model);
 
@@ -54,7 +54,7 @@ public:
     int32_t context_length() const { return config_.context_length; }
     int32_t kv_pages() const { return kv_.pages; }
     const KvArena& kv() const { return kv_; }
-    const RopeTable& rope() const { return rope_; }
+    const RopeTables& ropes() const { return ropes_; }
     const Ops& ops() const { return *candidates_.ops.front(); }
     // Whether prompt and generated rows give equal bits. If not, the prompt's matmul of quantised
     // weights reads bf16 activations.
@@ -94,7 +94,7 @@ private:
         const ActivationBuffer* pairs;
     };
 
-    CpuModel(const ModelConfig& config, const Weights& weights, const RopeTable& rope,
+    CpuModel(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
              const Ops& ops, ThreadPool& pool);
 
     // Before the threads start.
@@ -112,14 +112,18 @@ private:
     void run_head(int32_t thread);
 
     void embed(int32_t row) const;
+    void turn(const RopeTable& rope, int32_t row, float* cos_sin) const;
+    void norm_heads(float* heads, const float* weight, int32_t count) const;
     void rope_and_append(int32_t row, int32_t layer_index) const;
     void attend(int32_t item, int32_t layer_index) const;
     const std::byte* first_page(int32_t item, int32_t layer_index) const; // that an item reads
     void quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row, bool pairs,
                            int32_t first, int32_t count) const;
     void gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x, int32_t item) const;
+    // To the residual, or where a norm follows to the branch rows, which add_branch norms and adds.
     void add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
-                     int32_t panels_per_item, bool pairs, int32_t item) const;
+                     int32_t panels_per_item, bool pairs, bool to_branch, int32_t item) const;
+    void add_branch(int32_t thread, const float* norm_weight);
     void project(int32_t thread, const FusedProjection& projection, const Rows& x, bool pairs,
                  int32_t item) const;
     Arithmetic arithmetic_of(int32_t row) const {
@@ -142,12 +146,13 @@ private:
     void norm(int32_t thread, const float* weight, const float* x, const Rows& out, int32_t row,
               Form form) const;
     Rows norm_rows(int32_t thread, const float* weight, bool feeds_quantised, bool pairs);
+    void shape_logits(float* logits, int32_t count) const; // of one row
     template <class Body>
     void share_rows(int32_t thread, int32_t rows, Body&& body);
 
     const ModelConfig& config_;
     const Weights& weights_;
-    const RopeTable rope_;
+    const RopeTables ropes_;
     ThreadPool& pool_;
     SamplerOps sampler_ops_;
     std::vector<PlanTable> plan_tables_; // (thread count)
@@ -155,7 +160,6 @@ private:
     Choice choices_[PHASES];
     StepBuffers buffers_;
     KvArena kv_;
-    float attention_scale_ = 0.0f;
     bool batch_invariant_ = true;
 
     // Of the step that runs; written by prepare.

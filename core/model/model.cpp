@@ -59,8 +59,8 @@ Status load_model(const std::string& path, const LoadOptions& options,
     auto fresh = std::make_shared<LoadedModel>();
     Status status = read_config(file, options.overrides, &fresh->config);
     if (!status.ok()) return Status::error(path + ": " + status.message);
-    RopeTable rope;
-    RETURN_IF_ERROR(make_rope_table(file, fresh->config.rope, &rope));
+    RopeTables ropes;
+    RETURN_IF_ERROR(make_rope_tables(file, fresh->config, &ropes));
     cpu::Isa isa;
     RETURN_IF_ERROR(choose_isa(options.isa, &isa));
     int32_t threads = 0;
@@ -73,7 +73,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     if (!status.ok()) return Status::error(path + ": " + status.message);
     cpu::KvType kv_type = options.exact ? cpu::KvType::f32 : cpu::KvType::bf16;
     RETURN_IF_ERROR(cpu::CpuModel::create(
-        fresh->config, fresh->weights, rope, cpu::ops_for(isa), kv_type,
+        fresh->config, fresh->weights, ropes, cpu::ops_for(isa), kv_type,
         choose_kv_bytes(fresh->config, kv_type, options.kv_bytes), *fresh->pool, &fresh->model));
     fresh->model->set_candidates(candidates(options, isa, threads));
     fresh->model->set_batch_invariant(options.batch_invariant);
@@ -105,7 +105,7 @@ Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
         static_cast<int64_t>(table.size()) * cpu::KvArena::page_bytes(config, kv_type);
     cpu::ThreadPool pool(1);
     std::unique_ptr<cpu::CpuModel> own;
-    RETURN_IF_ERROR(cpu::CpuModel::create(config, model.weights, model.model->rope(),
+    RETURN_IF_ERROR(cpu::CpuModel::create(config, model.weights, model.model->ropes(),
                                           model.model->ops(), kv_type, kv_bytes, pool, &own));
     logits->clear();
     for (int32_t at = 0; at < length; at += limits::LOGIT_ROWS_MAX) {

@@ -195,8 +195,8 @@ bool scales_are_halves(const GgufTensor& tensor) {
 }
 
 // Rows [first, first + 16) of a quantised tensor; rows at or past the end are zero.
-void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first,
-                    std::byte* panel) {
+void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, const RowOrder& order,
+                    int32_t first, std::byte* panel) {
     bool bytes = shape.kind == WeightKind::u8;
     int32_t chunks = bytes ? 8 : 4;
     int32_t groups = shape.columns / GROUP_COLUMNS;
@@ -205,7 +205,7 @@ void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t
     int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
     for (int32_t r = 0; r < rows; r++) {
         const std::byte* row =
-            tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes();
+            tensor.data.data() + static_cast<uint64_t>(order(first + r)) * tensor.row_bytes();
         for (int32_t group = 0; group < groups; group++) {
             const std::byte* block = block_at(tensor, row, GROUP_COLUMNS, group);
             uint8_t weights[GROUP_COLUMNS];
@@ -225,12 +225,13 @@ void pack_quantised(const GgufTensor& tensor, const PackedMatrix& shape, int32_t
     }
 }
 
-void pack_k(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first, std::byte* panel) {
+void pack_k(const GgufTensor& tensor, const PackedMatrix& shape, const RowOrder& order,
+            int32_t first, std::byte* panel) {
     int64_t super_bytes = cpu::super_layout(shape.kind).bytes;
     int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
     for (int32_t r = 0; r < rows; r++) {
         const std::byte* row =
-            tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes();
+            tensor.data.data() + static_cast<uint64_t>(order(first + r)) * tensor.row_bytes();
         for (int32_t i = 0; i < shape.columns / SUPER_COLUMNS; i++)
             write_k_block(shape.kind,
                           read_k_block(tensor.type, block_at(tensor, row, SUPER_COLUMNS, i)), r,
@@ -239,24 +240,25 @@ void pack_k(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first, 
 }
 
 // Rows of a 16-bit tensor, columns outermost; the number's bits stay as they are.
-void pack_halves(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first,
-                 std::byte* panel) {
+void pack_halves(const GgufTensor& tensor, const PackedMatrix& shape, const RowOrder& order,
+                 int32_t first, std::byte* panel) {
     int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
     for (int32_t r = 0; r < rows; r++) {
         const std::byte* row =
-            tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes();
+            tensor.data.data() + static_cast<uint64_t>(order(first + r)) * tensor.row_bytes();
         for (int32_t c = 0; c < shape.columns; c++)
             std::memcpy(panel + (int64_t{c} * PANEL_ROWS + r) * 2, row + int64_t{c} * 2, 2);
     }
 }
 
-void pack_floats(const GgufTensor& tensor, const PackedMatrix& shape, int32_t first,
-                 std::vector<float>* scratch, std::byte* panel) {
+void pack_floats(const GgufTensor& tensor, const PackedMatrix& shape, const RowOrder& order,
+                 int32_t first, std::vector<float>* scratch, std::byte* panel) {
     int32_t rows = std::min(PANEL_ROWS, shape.rows - first);
     scratch->resize(static_cast<size_t>(shape.columns));
     for (int32_t r = 0; r < rows; r++) {
         row_to_floats(tensor,
-                      tensor.data.data() + static_cast<uint64_t>(first + r) * tensor.row_bytes(),
+                      tensor.data.data() +
+                          static_cast<uint64_t>(order(first + r)) * tensor.row_bytes(),
                       scratch->data());
         for (int32_t c = 0; c < shape.columns; c++)
             std::memcpy(panel + (int64_t{c} * PANEL_ROWS + r) * int64_t{sizeof(float)},
@@ -306,7 +308,8 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
 }
 
 void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t panel_begin,
-                 int32_t panel_end, std::byte* data) {
+                 int32_t panel_end, std::byte* data, const RowOrder& order) {
+    CHECK(order.head_rows == 0 || shape.rows % order.head_rows == 0);
     CHECK(panel_begin >= 0 && panel_end <= shape.panels);
     std::vector<float> scratch;
     for (int32_t p = panel_begin; p < panel_end; p++) {
@@ -314,13 +317,13 @@ void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t pa
         int32_t first = p * PANEL_ROWS;
         // The arena is zero where it was never written, so missing rows need nothing.
         if (cpu::is_k_kind(shape.kind))
-            pack_k(tensor, shape, first, panel);
+            pack_k(tensor, shape, order, first, panel);
         else if (cpu::is_quantised(shape.kind))
-            pack_quantised(tensor, shape, first, panel);
+            pack_quantised(tensor, shape, order, first, panel);
         else if (shape.kind == WeightKind::f32)
-            pack_floats(tensor, shape, first, &scratch, panel);
+            pack_floats(tensor, shape, order, first, &scratch, panel);
         else
-            pack_halves(tensor, shape, first, panel);
+            pack_halves(tensor, shape, order, first, panel);
     }
 }
 

@@ -1,7 +1,7 @@
 // Turning a file's tensors into the panels of cpu/ops.h, and reading one row back out of panels
 // (for token embeddings). Panels are independent, so any thread can pack any of them.
 //
-// defines: packed_shape, pack_panels, unpack_row, tensor_to_floats
+// defines: RowOrder, packed_shape, pack_panels, unpack_row, tensor_to_floats
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,27 @@
 
 namespace sublimate {
 
+// Which row of a tensor is row r of its matrix. Files of some architectures keep the channels that
+// rotate together half a head apart; here they become neighbours.
+struct RowOrder {
+    int32_t head_rows = 0; // of one head; 0: rows stay where they are
+    int32_t rotated = 0;   // leading rows of a head, of which row i and i + rotated / 2 are a pair
+
+    int32_t operator()(int32_t row) const {
+        if (head_rows == 0) return row;
+        int32_t within = row % head_rows;
+        if (within >= rotated) return row;
+        return row - within + within / 2 + within % 2 * (rotated / 2);
+    }
+};
+
 // The packed form of a tensor, without data: its kind, or f32 in the exact mode.
 cpu::PackedMatrix packed_shape(const GgufTensor& tensor, bool exact);
 
 // Packs panels [panel_begin, panel_end) of `tensor` to `data`, which is zero there. Lanes past the
 // last row are zero weights.
 void pack_panels(const GgufTensor& tensor, const cpu::PackedMatrix& shape, int32_t panel_begin,
-                 int32_t panel_end, std::byte* data);
+                 int32_t panel_end, std::byte* data, const RowOrder& order = {});
 
 // out[c] = weight of (row, c): exactly the number that the packed matrix stands for, in fp32.
 void unpack_row(const cpu::PackedMatrix& matrix, int32_t row, float* out);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <string>
+#include <unordered_set>
 
 #include "../check.h"
 #include "../loop/page_hash.h"
@@ -16,6 +18,9 @@ namespace {
 
 constexpr int64_t ARENA_ALIGNMENT_BYTES = 64;
 constexpr int32_t PANELS_PER_ITEM = 8;
+// Read with the configuration.
+constexpr const char* ROPE_TENSORS[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                        "rope_factors_short.weight"};
 
 // In front of shared weights. Everything that decides what lies behind it; all words, no padding.
 struct SharedHeader {
@@ -36,8 +41,24 @@ struct PackJob {
     const GgufTensor* tensor;
     cpu::PackedMatrix shape; // data set once the arena exists
     int64_t offset;          // of panel 0
-    bool vector;             // plain floats, not panels
+    RowOrder order;
+    bool vector; // plain floats, not panels
 };
+
+// Some rows of a tensor that holds several matrices.
+struct Part {
+    int32_t rows;
+    RowOrder order;
+    size_t* index; // of its job
+};
+
+std::vector<float> vector_of(const PackJob& job) {
+    std::vector<float> in_file = tensor_to_floats(*job.tensor);
+    std::vector<float> floats(in_file.size());
+    for (size_t i = 0; i < floats.size(); i++)
+        floats[i] = in_file[static_cast<size_t>(job.order(static_cast<int32_t>(i)))];
+    return floats;
+}
 
 class WeightLoader {
 public:
@@ -45,30 +66,18 @@ public:
         : file_(file), config_(config), exact_(exact), weights_(*weights) {}
 
     Status plan() {
-        const int32_t hidden = config_.hidden;
-        const int32_t feed_forward = config_.feed_forward;
         layer_jobs_.resize(static_cast<size_t>(config_.layers));
-        RETURN_IF_ERROR(add("token_embd.weight", config_.vocabulary, hidden, &embedding_));
+        RETURN_IF_ERROR(add("token_embd.weight", config_.vocabulary, config_.hidden, &embedding_));
         for (int32_t i = 0; i < config_.layers; i++) {
             LayerJobs& jobs = layer_jobs_[static_cast<size_t>(i)];
             std::string prefix = "blk." + std::to_string(i) + ".";
-            RETURN_IF_ERROR(add_vector(prefix + "attn_norm.weight", &jobs.attention_norm));
-            RETURN_IF_ERROR(
-                add(prefix + "attn_q.weight", config_.query_columns(), hidden, &jobs.query));
-            RETURN_IF_ERROR(add(prefix + "attn_k.weight", config_.kv_columns(), hidden, &jobs.key));
-            RETURN_IF_ERROR(
-                add(prefix + "attn_v.weight", config_.kv_columns(), hidden, &jobs.value));
-            RETURN_IF_ERROR(add(prefix + "attn_output.weight", hidden, config_.query_columns(),
-                                &jobs.attention_output));
-            RETURN_IF_ERROR(add_vector(prefix + "ffn_norm.weight", &jobs.feed_forward_norm));
-            RETURN_IF_ERROR(add(prefix + "ffn_gate.weight", feed_forward, hidden, &jobs.gate));
-            RETURN_IF_ERROR(add(prefix + "ffn_up.weight", feed_forward, hidden, &jobs.up));
-            RETURN_IF_ERROR(add(prefix + "ffn_down.weight", hidden, feed_forward, &jobs.down));
+            RETURN_IF_ERROR(plan_attention(prefix, &jobs));
+            RETURN_IF_ERROR(plan_feed_forward(prefix, &jobs));
         }
-        RETURN_IF_ERROR(add_vector("output_norm.weight", &final_norm_));
+        RETURN_IF_ERROR(add_vector("output_norm.weight", config_.hidden, {}, &final_norm_));
         head_ = embedding_;
         if (!config_.tied_embeddings)
-            RETURN_IF_ERROR(add("output.weight", config_.vocabulary, hidden, &head_));
+            RETURN_IF_ERROR(add("output.weight", config_.vocabulary, config_.hidden, &head_));
         return refuse_unknown();
     }
 
@@ -99,7 +108,7 @@ public:
         for (PackJob& job : jobs_) {
             job.shape.data = base + job.offset;
             if (job.vector) {
-                std::vector<float> floats = tensor_to_floats(*job.tensor);
+                std::vector<float> floats = vector_of(job);
                 std::memcpy(base + job.offset, floats.data(), floats.size() * sizeof(float));
                 continue;
             }
@@ -110,7 +119,7 @@ public:
                 int32_t begin = block * PANELS_PER_ITEM;
                 int32_t end = std::min(begin + PANELS_PER_ITEM, job.shape.panels);
                 pack_panels(*job.tensor, job.shape, begin, end,
-                            base + job.offset + begin * job.shape.panel_bytes);
+                            base + job.offset + begin * job.shape.panel_bytes, job.order);
             });
             done_bytes += job.shape.panels * job.shape.panel_bytes;
             if (progress) progress(static_cast<float>(double(done_bytes) / double(arena_bytes_)));
@@ -125,10 +134,78 @@ public:
     }
 
 private:
+    static constexpr size_t NONE = SIZE_MAX; // a tensor that the architecture does not have
+
     struct LayerJobs {
-        size_t attention_norm, query, key, value, attention_output;
-        size_t feed_forward_norm, gate, up, down;
+        size_t attention_norm = NONE, query, key, value, attention_output;
+        size_t query_bias = NONE, key_bias = NONE, value_bias = NONE;
+        size_t query_norm = NONE, key_norm = NONE, attention_post_norm = NONE;
+        size_t feed_forward_norm = NONE, gate, up, down, feed_forward_post_norm = NONE;
     };
+
+    Status plan_attention(const std::string& prefix, LayerJobs* jobs) {
+        const Architecture& architecture = *config_.architecture;
+        const int32_t hidden = config_.hidden;
+        const int32_t queries = config_.query_columns();
+        const int32_t keys = config_.kv_columns();
+        const RowOrder pairs = rotation_pairs();
+        if (architecture.norms != NormPlace::after)
+            RETURN_IF_ERROR(
+                add_vector(prefix + "attn_norm.weight", hidden, {}, &jobs->attention_norm));
+        if (architecture.fused_tensors) {
+            RETURN_IF_ERROR(add_parts(prefix + "attn_qkv.weight", hidden,
+                                      {{queries, pairs, &jobs->query},
+                                       {keys, pairs, &jobs->key},
+                                       {keys, {}, &jobs->value}}));
+        } else {
+            RETURN_IF_ERROR(add(prefix + "attn_q.weight", queries, hidden, &jobs->query, pairs));
+            RETURN_IF_ERROR(add(prefix + "attn_k.weight", keys, hidden, &jobs->key, pairs));
+            RETURN_IF_ERROR(add(prefix + "attn_v.weight", keys, hidden, &jobs->value));
+        }
+        if (architecture.query_key_value_bias) {
+            RETURN_IF_ERROR(add_vector(prefix + "attn_q.bias", queries, pairs, &jobs->query_bias));
+            RETURN_IF_ERROR(add_vector(prefix + "attn_k.bias", keys, pairs, &jobs->key_bias));
+            RETURN_IF_ERROR(add_vector(prefix + "attn_v.bias", keys, {}, &jobs->value_bias));
+        }
+        if (architecture.query_key_norm != QueryKeyNorm::none) {
+            bool each = architecture.query_key_norm == QueryKeyNorm::head;
+            RETURN_IF_ERROR(add_vector(prefix + "attn_q_norm.weight",
+                                       each ? config_.head_dim : queries, pairs,
+                                       &jobs->query_norm));
+            RETURN_IF_ERROR(add_vector(prefix + "attn_k_norm.weight",
+                                       each ? config_.head_dim : keys, pairs, &jobs->key_norm));
+        }
+        RETURN_IF_ERROR(
+            add(prefix + "attn_output.weight", hidden, queries, &jobs->attention_output));
+        if (architecture.norms == NormPlace::before) return Status::success();
+        return add_vector(prefix + "post_attention_norm.weight", hidden, {},
+                          &jobs->attention_post_norm);
+    }
+
+    Status plan_feed_forward(const std::string& prefix, LayerJobs* jobs) {
+        const Architecture& architecture = *config_.architecture;
+        const int32_t hidden = config_.hidden;
+        const int32_t inner = config_.feed_forward;
+        if (architecture.norms != NormPlace::after)
+            RETURN_IF_ERROR(
+                add_vector(prefix + "ffn_norm.weight", hidden, {}, &jobs->feed_forward_norm));
+        if (architecture.fused_tensors) {
+            RETURN_IF_ERROR(add_parts(prefix + "ffn_up.weight", hidden,
+                                      {{inner, {}, &jobs->gate}, {inner, {}, &jobs->up}}));
+        } else {
+            RETURN_IF_ERROR(add(prefix + "ffn_gate.weight", inner, hidden, &jobs->gate));
+            RETURN_IF_ERROR(add(prefix + "ffn_up.weight", inner, hidden, &jobs->up));
+        }
+        RETURN_IF_ERROR(add(prefix + "ffn_down.weight", hidden, inner, &jobs->down));
+        if (architecture.norms == NormPlace::before) return Status::success();
+        return add_vector(prefix + "post_ffw_norm.weight", hidden, {},
+                          &jobs->feed_forward_post_norm);
+    }
+
+    RowOrder rotation_pairs() const {
+        if (!config_.architecture->rotates_halves) return {};
+        return {config_.head_dim, config_.rope.dimension};
+    }
 
     SharedHeader header() const {
         SharedHeader header;
@@ -152,14 +229,14 @@ private:
     // with the same times, shows here.
     static bool sample_equals(const PackJob& job, const std::byte* data) {
         if (job.vector) {
-            std::vector<float> floats = tensor_to_floats(*job.tensor);
+            std::vector<float> floats = vector_of(job);
             return std::memcmp(data, floats.data(), floats.size() * sizeof(float)) == 0;
         }
         const cpu::PackedMatrix& shape = job.shape;
         auto bytes = static_cast<size_t>(shape.panel_bytes);
         for (int32_t panel : {0, shape.panels - 1}) {
             std::vector<std::byte> fresh(bytes);
-            pack_panels(*job.tensor, shape, panel, panel + 1, fresh.data());
+            pack_panels(*job.tensor, shape, panel, panel + 1, fresh.data(), job.order);
             if (std::memcmp(data + panel * shape.panel_bytes, fresh.data(), bytes) != 0)
                 return false;
         }
@@ -194,7 +271,7 @@ private:
                                  std::to_string((*tensor)->columns()) + " x " +
                                  std::to_string((*tensor)->rows()) + ", expected " +
                                  std::to_string(columns) + " x " + std::to_string(rows));
-        known_ += 1;
+        known_.insert((*tensor)->name);
         return Status::success();
     }
 
@@ -205,22 +282,51 @@ private:
             (bytes + ARENA_ALIGNMENT_BYTES - 1) / ARENA_ALIGNMENT_BYTES * ARENA_ALIGNMENT_BYTES;
     }
 
-    Status add(const std::string& name, int32_t rows, int32_t columns, size_t* index) {
-        PackJob job = {};
+    Status add(const std::string& name, int32_t rows, int32_t columns, size_t* index,
+               const RowOrder& order = {}) {
+        const GgufTensor* tensor = nullptr;
         RETURN_IF_ERROR(
-            find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), &job.tensor));
-        job.shape = packed_shape(*job.tensor, exact_);
-        reserve(job.shape.panels * job.shape.panel_bytes, &job);
-        *index = jobs_.size();
-        jobs_.push_back(job);
+            find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), &tensor));
+        add_matrix(tensor, order, index);
         return Status::success();
     }
 
-    Status add_vector(const std::string& name, size_t* index) {
+    void add_matrix(const GgufTensor* tensor, const RowOrder& order, size_t* index) {
         PackJob job = {};
-        RETURN_IF_ERROR(find(name, 1, static_cast<uint64_t>(config_.hidden), &job.tensor));
+        job.tensor = tensor;
+        job.order = order;
+        job.shape = packed_shape(*tensor, exact_);
+        reserve(job.shape.panels * job.shape.panel_bytes, &job);
+        *index = jobs_.size();
+        jobs_.push_back(job);
+    }
+
+    // The rows of one tensor, one part after the other.
+    Status add_parts(const std::string& name, int32_t columns, std::initializer_list<Part> parts) {
+        uint64_t rows = 0;
+        for (const Part& part : parts) rows += static_cast<uint64_t>(part.rows);
+        const GgufTensor* whole = nullptr;
+        RETURN_IF_ERROR(find(name, rows, static_cast<uint64_t>(columns), &whole));
+        uint64_t at = 0;
+        for (const Part& part : parts) {
+            GgufTensor& some = parts_.emplace_back(*whole);
+            some.dimensions[1] = static_cast<uint64_t>(part.rows);
+            some.data = whole->data.subspan(at * whole->row_bytes(),
+                                            some.dimensions[1] * whole->row_bytes());
+            CHECK(some.dimensions[2] == 1 && some.dimensions[3] == 1);
+            add_matrix(&some, part.order, part.index);
+            at += some.dimensions[1];
+        }
+        return Status::success();
+    }
+
+    Status add_vector(const std::string& name, int32_t count, const RowOrder& order,
+                      size_t* index) {
+        PackJob job = {};
+        RETURN_IF_ERROR(find(name, 1, static_cast<uint64_t>(count), &job.tensor));
         job.vector = true;
-        reserve(int64_t{config_.hidden} * int64_t{sizeof(float)}, &job);
+        job.order = order;
+        reserve(int64_t{count} * int64_t{sizeof(float)}, &job);
         *index = jobs_.size();
         jobs_.push_back(job);
         return Status::success();
@@ -228,21 +334,20 @@ private:
 
     // A tensor that nothing reads (a bias, an expert) would change what the model computes.
     Status refuse_unknown() const {
-        size_t expected = known_ + (file_.tensor("rope_freqs.weight") != nullptr ? 1 : 0);
-        if (file_.tensors().size() == expected) return Status::success();
         for (const GgufTensor& tensor : file_.tensors()) {
-            bool used = tensor.name == "rope_freqs.weight";
-            for (const PackJob& job : jobs_) used = used || job.tensor == &tensor;
-            if (!used)
+            bool known = known_.contains(tensor.name);
+            for (const char* rope : ROPE_TENSORS) known = known || tensor.name == rope;
+            if (!known)
                 return Status::error("tensor '" + std::string(tensor.name) +
-                                     "' is not part of a supported llama model");
+                                     "' is not part of a supported " + config_.architecture->name +
+                                     " model");
         }
-        CHECK(false);
         return Status::success();
     }
 
     const cpu::PackedMatrix& matrix(size_t job) const { return jobs_[job].shape; }
     const float* vector(size_t job) const {
+        if (job == NONE) return nullptr;
         return reinterpret_cast<const float*>(weights_.data + jobs_[job].offset);
     }
 
@@ -272,6 +377,12 @@ private:
         return fused;
     }
 
+    // Whether a vector begins where another one ends.
+    bool follow(size_t first, size_t second) const {
+        auto bytes = static_cast<int64_t>(jobs_[first].tensor->columns() * sizeof(float));
+        return jobs_[second].offset == jobs_[first].offset + bytes;
+    }
+
     void publish(const std::byte* base) {
         CHECK(base != nullptr && weights_.layers.empty());
         weights_.data = base;
@@ -283,6 +394,13 @@ private:
             LayerWeights layer;
             layer.attention_norm = vector(jobs.attention_norm);
             layer.query_key_value = fuse({jobs.query, jobs.key, jobs.value});
+            layer.query_key_value.bias = vector(jobs.query_bias);
+            CHECK(jobs.query_bias == NONE || follow(jobs.query_bias, jobs.key_bias));
+            CHECK(jobs.query_bias == NONE || follow(jobs.key_bias, jobs.value_bias));
+            layer.query_norm = vector(jobs.query_norm);
+            layer.key_norm = vector(jobs.key_norm);
+            layer.attention_post_norm = vector(jobs.attention_post_norm);
+            layer.feed_forward_post_norm = vector(jobs.feed_forward_post_norm);
             layer.attention_output = matrix(jobs.attention_output);
             layer.feed_forward_norm = vector(jobs.feed_forward_norm);
             layer.gate = matrix(jobs.gate);
@@ -299,7 +417,8 @@ private:
     std::vector<PackJob> jobs_; // in the order of the arena
     std::vector<LayerJobs> layer_jobs_;
     size_t embedding_ = 0, final_norm_ = 0, head_ = 0;
-    size_t known_ = 0;
+    std::deque<GgufTensor> parts_; // whose addresses stay
+    std::unordered_set<std::string_view> known_;
     int64_t arena_bytes_ = 0;
 };
 

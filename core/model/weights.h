@@ -26,16 +26,21 @@ struct FusedProjection {
     int32_t part_count = 0;
     cpu::PackedMatrix parts[PARTS_MAX] = {};
     int32_t first_output[PARTS_MAX] = {};
+    const float* bias = nullptr; // (outputs of all parts); null: none
 };
 
 struct LayerWeights {
-    const float* attention_norm = nullptr;    // (hidden)
-    FusedProjection query_key_value;          // (query, key, value columns; hidden)
-    cpu::PackedMatrix attention_output = {};  // (hidden, query columns)
-    const float* feed_forward_norm = nullptr; // (hidden)
-    cpu::PackedMatrix gate = {};              // (feed_forward, hidden)
-    cpu::PackedMatrix up = {};                // (feed_forward, hidden)
-    cpu::PackedMatrix down = {};              // (hidden, feed_forward)
+    const float* attention_norm = nullptr;         // (hidden); null: the residual is read as it is
+    const float* query_norm = nullptr;             // (head_dim), or (query columns); null: none
+    const float* key_norm = nullptr;               // (head_dim), or (kv columns)
+    FusedProjection query_key_value;               // (query, key, value columns; hidden)
+    cpu::PackedMatrix attention_output = {};       // (hidden, query columns)
+    const float* attention_post_norm = nullptr;    // (hidden); null: none
+    const float* feed_forward_norm = nullptr;      // (hidden); null: as above
+    const float* feed_forward_post_norm = nullptr; // (hidden); null: none
+    cpu::PackedMatrix gate = {};                   // (feed_forward, hidden)
+    cpu::PackedMatrix up = {};                     // (feed_forward, hidden)
+    cpu::PackedMatrix down = {};                   // (hidden, feed_forward)
 };
 
 struct Weights {

@@ -1,6 +1,6 @@
 // Driving the model step by hand, and its slow twin: the plain formulas in double precision.
 //
-// defines: Part, Driver, twin_logits, random_tokens, rope_of, worst_error, same_bits
+// defines: Part, Driver, twin_logits, random_tokens, ropes_of, worst_error, same_bits
 #pragma once
 
 #include <algorithm>
@@ -137,25 +137,34 @@ inline void twin_rope(std::vector<double>& x, size_t begin, size_t end, int32_t 
 // History of one layer: roped keys and values of all positions so far.
 using History = std::vector<std::vector<double>>;
 
-inline std::vector<double> twin_attention(const ModelConfig& config,
+inline double twin_cap(double x, float cap) {
+    return cap == 0.0f ? x : double(cap) * std::tanh(x / double(cap));
+}
+
+inline std::vector<double> twin_attention(const ModelConfig& config, size_t layer,
                                           const std::vector<double>& projected,
                                           const History& history) {
     size_t head_dim = static_cast<size_t>(config.head_dim);
     size_t queries = static_cast<size_t>(config.query_columns());
     size_t keys = static_cast<size_t>(config.kv_columns());
+    size_t first = 0;
+    size_t window = static_cast<size_t>(config.window);
+    if (config.has_window(static_cast<int32_t>(layer)) && history.size() > window)
+        first = history.size() - window;
     std::vector<double> out(queries);
     for (size_t head = 0; head < static_cast<size_t>(config.heads); head++) {
         size_t kv = head / static_cast<size_t>(config.group_heads()) * head_dim;
-        std::vector<double> weights;
+        std::vector<double> weights(history.size());
         double total = 0.0;
-        for (const std::vector<double>& past : history) {
+        for (size_t t = first; t < history.size(); t++) {
             double score = 0.0;
             for (size_t c = 0; c < head_dim; c++)
-                score += projected[head * head_dim + c] * past[queries + kv + c];
-            weights.push_back(std::exp(score / std::sqrt(double(head_dim))));
-            total += weights.back();
+                score += projected[head * head_dim + c] * history[t][queries + kv + c];
+            score *= double(config.attention_scale);
+            weights[t] = std::exp(twin_cap(score, config.attention_soft_cap));
+            total += weights[t];
         }
-        for (size_t t = 0; t < history.size(); t++)
+        for (size_t t = first; t < history.size(); t++)
             for (size_t c = 0; c < head_dim; c++)
                 out[head * head_dim + c] +=
                     weights[t] / total * history[t][queries + keys + kv + c];
@@ -163,42 +172,92 @@ inline std::vector<double> twin_attention(const ModelConfig& config,
     return out;
 }
 
-// Logits of every position of one sequence. `rope` is the model's table.
-inline std::vector<std::vector<double>> twin_logits(const LoadedModel& model, const RopeTable& rope,
-                                                    const std::vector<int32_t>& tokens) {
+// `heads` heads of x from `begin` on, normed in place.
+inline void twin_head_norm(const ModelConfig& config, std::vector<double>& x, size_t begin,
+                           int32_t heads, const float* weight) {
+    bool each = config.architecture->query_key_norm == QueryKeyNorm::head;
+    auto count = static_cast<size_t>(each ? config.head_dim : heads * config.head_dim);
+    for (size_t at = begin; at < begin + static_cast<size_t>(heads * config.head_dim);
+         at += count) {
+        auto from = x.begin() + static_cast<std::ptrdiff_t>(at);
+        std::vector<double> part(from, from + static_cast<std::ptrdiff_t>(count));
+        part = twin_norm(part, weight, double(config.norm_epsilon));
+        std::copy(part.begin(), part.end(), from);
+    }
+}
+
+// Queries, keys and values of one position, rotated.
+inline std::vector<double> twin_projections(const ModelConfig& config, const LayerWeights& layer,
+                                            const std::vector<double>& x, int32_t position,
+                                            const RopeTable& rope) {
+    std::vector<double> all;
+    for (int32_t p = 0; p < layer.query_key_value.part_count; p++) {
+        auto part = twin_product(layer.query_key_value.parts[p], x);
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    if (layer.query_key_value.bias != nullptr)
+        for (size_t i = 0; i < all.size(); i++) all[i] += double(layer.query_key_value.bias[i]);
+    auto queries = static_cast<size_t>(config.query_columns());
+    if (layer.query_norm != nullptr) {
+        twin_head_norm(config, all, 0, config.heads, layer.query_norm);
+        twin_head_norm(config, all, queries, config.kv_heads, layer.key_norm);
+    }
+    twin_rope(all, 0, queries + static_cast<size_t>(config.kv_columns()), config.head_dim, position,
+              rope);
+    return all;
+}
+
+inline std::vector<double> twin_feed_forward(const ModelConfig& config, const LayerWeights& layer,
+                                             const std::vector<double>& x) {
+    auto gate = twin_product(layer.gate, x);
+    auto up = twin_product(layer.up, x);
+    bool gelu = config.architecture->activation == Activation::gelu;
+    for (size_t c = 0; c < gate.size(); c++) {
+        double g = gate[c];
+        double silu = g / (1.0 + std::exp(-g));
+        double tanh_form =
+            0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
+        gate[c] = (gelu ? tanh_form : silu) * up[c];
+    }
+    return twin_product(layer.down, gate);
+}
+
+// Logits of every position of one sequence. `ropes` are the model's tables.
+inline std::vector<std::vector<double>>
+twin_logits(const LoadedModel& model, const RopeTables& ropes, const std::vector<int32_t>& tokens) {
     const ModelConfig& config = model.config;
     double epsilon = double(config.norm_epsilon);
+    auto normed = [&](const std::vector<double>& x, const float* weight) {
+        return weight == nullptr ? x : twin_norm(x, weight, epsilon);
+    };
+    auto add = [&](std::vector<double>& x, const std::vector<double>& branch) {
+        for (size_t c = 0; c < x.size(); c++) x[c] += double(config.residual_scale) * branch[c];
+    };
     std::vector<History> histories(static_cast<size_t>(config.layers));
     std::vector<std::vector<double>> result;
     for (size_t position = 0; position < tokens.size(); position++) {
         std::vector<float> embedded(static_cast<size_t>(config.hidden));
         unpack_row(model.weights.embedding, tokens[position], embedded.data());
         std::vector<double> x(embedded.begin(), embedded.end());
+        for (double& value : x) value *= double(config.embedding_scale);
         for (size_t l = 0; l < histories.size(); l++) {
             const LayerWeights& layer = model.weights.layers[l];
-            std::vector<double> normed = twin_norm(x, layer.attention_norm, epsilon);
-            std::vector<double> projected;
-            for (int32_t p = 0; p < layer.query_key_value.part_count; p++) {
-                auto part = twin_product(layer.query_key_value.parts[p], normed);
-                projected.insert(projected.end(), part.begin(), part.end());
-            }
-            twin_rope(projected, 0,
-                      static_cast<size_t>(config.query_columns() + config.kv_columns()),
-                      config.head_dim, static_cast<int32_t>(position), rope);
-            histories[l].push_back(projected);
-            auto attended = twin_product(layer.attention_output,
-                                         twin_attention(config, projected, histories[l]));
-            for (size_t c = 0; c < x.size(); c++) x[c] += attended[c];
-            normed = twin_norm(x, layer.feed_forward_norm, epsilon);
-            auto gate = twin_product(layer.gate, normed);
-            auto up = twin_product(layer.up, normed);
-            for (size_t c = 0; c < gate.size(); c++)
-                gate[c] = gate[c] / (1.0 + std::exp(-gate[c])) * up[c];
-            auto down = twin_product(layer.down, gate);
-            for (size_t c = 0; c < x.size(); c++) x[c] += down[c];
+            bool windowed = config.has_two_ropes() && config.has_window(static_cast<int32_t>(l));
+            histories[l].push_back(twin_projections(config, layer, normed(x, layer.attention_norm),
+                                                    static_cast<int32_t>(position),
+                                                    windowed ? ropes.window : ropes.full));
+            auto attended =
+                twin_product(layer.attention_output,
+                             twin_attention(config, l, histories[l].back(), histories[l]));
+            add(x, normed(attended, layer.attention_post_norm));
+            auto forwarded = twin_feed_forward(config, layer, normed(x, layer.feed_forward_norm));
+            add(x, normed(forwarded, layer.feed_forward_post_norm));
         }
-        result.push_back(
-            twin_product(model.weights.head, twin_norm(x, model.weights.final_norm, epsilon)));
+        auto logits =
+            twin_product(model.weights.head, twin_norm(x, model.weights.final_norm, epsilon));
+        for (double& logit : logits)
+            logit = twin_cap(logit * double(config.logit_scale), config.logit_soft_cap);
+        result.push_back(logits);
     }
     return result;
 }
@@ -211,12 +270,12 @@ inline std::vector<std::vector<int32_t>> random_tokens(int32_t sequences, int32_
     return tokens;
 }
 
-inline RopeTable rope_of(const TinyLlama& tiny, const ModelConfig& config) {
+inline RopeTables ropes_of(const TinyLlama& tiny, const ModelConfig& config) {
     std::vector<std::byte> bytes = tiny_file(tiny);
     Gguf file;
-    RopeTable table;
-    CHECK(Gguf::parse(bytes, &file).ok() && make_rope_table(file, config.rope, &table).ok());
-    return table;
+    RopeTables tables;
+    CHECK(Gguf::parse(bytes, &file).ok() && make_rope_tables(file, config, &tables).ok());
+    return tables;
 }
 
 inline double worst_error(const std::vector<Logits>& logits,

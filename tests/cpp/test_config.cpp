@@ -85,13 +85,38 @@ TEST(wrong_sizes_are_refused) {
 
 TEST(other_architectures_are_refused_with_what_is_supported) {
     GgufBytes file;
-    file.text("general.architecture", "qwen2");
+    file.text("general.architecture", "mamba");
     std::vector<std::byte> bytes = file.bytes();
     Gguf parsed;
     EXPECT(Gguf::parse(bytes, &parsed).ok());
     ModelConfig config;
     std::string message = read_config(parsed, {}, &config).message;
-    EXPECT(message.find("'qwen2' is not supported; supported is llama") != std::string::npos);
+    EXPECT(message.find("'mamba' is not supported; supported are llama (") != std::string::npos);
+    EXPECT(message.find("gemma3 (Gemma 3)") != std::string::npos);
+}
+
+TEST(scales_are_those_of_the_file_or_of_the_architecture) {
+    TinyLlama granite;
+    granite.architecture = "granite";
+    ModelConfig config = read(granite).config;
+    EXPECT_EQ(config.embedding_scale, 3.0f);
+    EXPECT_EQ(config.residual_scale, 0.5f);
+    EXPECT_EQ(config.attention_scale, 0.125f);
+    EXPECT_EQ(config.logit_scale, 0.25f);
+    granite.extra = [](GgufBytes& file) {
+        file.value("granite.logit_scale", ValueType::f32, -1.0f);
+    };
+    EXPECT(!read(granite).error.empty());
+    TinyLlama gemma;
+    gemma.architecture = "gemma2";
+    config = read(gemma).config;
+    EXPECT_EQ(config.embedding_scale, 8.0f);
+    EXPECT_EQ(config.attention_soft_cap, 2.0f);
+    EXPECT_EQ(config.logit_soft_cap, 5.0f);
+    EXPECT_EQ(config.attention_scale, 0.25f);
+    gemma.layers = 46; // the size whose scores are scaled by hidden / heads
+    gemma.hidden = 256;
+    EXPECT_EQ(read(gemma).config.attention_scale, 0.125f);
 }
 
 TEST(context_beyond_training_needs_scaling) {
@@ -109,13 +134,50 @@ TEST(context_beyond_training_needs_scaling) {
     EXPECT(mentions(read({}, {limits::CONTEXT_TOKENS_MAX + 1, "yarn", 0.0}), "outside 1 to"));
 }
 
-TEST(sliding_window_limits_the_context) {
-    auto window = [](GgufBytes& file) {
-        file.value("llama.attention.sliding_window", ValueType::u32, uint32_t{100});
+TEST(windows) {
+    TinyLlama tiny;
+    tiny.window = 100;
+    ModelConfig all = read(tiny).config;
+    EXPECT_EQ(all.context_length, 256);
+    EXPECT(all.window == 100 && all.has_window(0) && all.has_window(1) && !all.has_two_ropes());
+    EXPECT_EQ(read(tiny, {100, "", 0.0}).config.window, 0); // no row ever sees less
+    tiny.architecture = "gemma2";
+    ModelConfig every_other = read(tiny).config;
+    EXPECT(every_other.has_window(0) && !every_other.has_window(1) && every_other.has_window(2));
+    tiny.architecture = "gemma3";
+    tiny.extra = [](GgufBytes& file) {
+        file.value("gemma3.rope.freq_base", ValueType::f32, 1e6f);
+        file.text("gemma3.rope.scaling.type", "linear");
+        file.value("gemma3.rope.scaling.factor", ValueType::f32, 8.0f);
     };
-    EXPECT_EQ(with(window).config.context_length, 100);
-    EXPECT_EQ(with(window, {50, "", 0.0}).config.context_length, 50);
-    EXPECT(mentions(with(window, {101, "", 0.0}), "sliding window of 100"));
+    ModelConfig gemma = read(tiny).config;
+    EXPECT(gemma.has_window(4) && !gemma.has_window(5) && gemma.has_two_ropes());
+    EXPECT_EQ(gemma.rope.base, 1e6);
+    EXPECT_EQ(gemma.window_rope.base, 1e4);
+    EXPECT(gemma.window_rope.scaling == RopeScaling::none);
+}
+
+TEST(long_contexts_have_factors_of_their_own) {
+    TinyLlama tiny;
+    tiny.architecture = "phi3";
+    auto factors = [](GgufBytes& file) {
+        Random random(1);
+        for (const char* name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
+            TensorSpec spec = random_tensor(random, name, TensorType::f32, 8, 0);
+            float factor = name[13] == 'l' ? 4.0f : 2.0f;
+            for (size_t i = 0; i < 8; i++)
+                std::memcpy(spec.data.data() + 4 * i, &factor, sizeof factor);
+            file.tensor(std::move(spec));
+        }
+        file.value("phi3.rope.scaling.original_context_length", ValueType::u32, uint32_t{64});
+        file.value("phi3.rope.scaling.attn_factor", ValueType::f32, 1.25f);
+    };
+    tiny.extra = factors;
+    Outcome beyond = read(tiny);
+    EXPECT_EQ(beyond.error, "");
+    EXPECT_NEAR(beyond.rope.inverse_frequencies[0], 0.25, 1e-7);
+    EXPECT_EQ(beyond.rope.magnitude, 1.25f);
+    EXPECT_NEAR(read(tiny, {64, "", 0.0}).rope.inverse_frequencies[0], 0.5, 1e-7);
 }
 
 TEST(linear_scaling_divides_every_frequency) {
@@ -124,8 +186,8 @@ TEST(linear_scaling_divides_every_frequency) {
     EXPECT_NEAR(outcome.rope.inverse_frequencies[4], 0.25e-2, 1e-8);
     EXPECT(
         mentions(with([](GgufBytes& file) { scaling(file, "linear", 0.0f); }), "factor must be"));
-    EXPECT(mentions(with([](GgufBytes& file) { scaling(file, "longrope", 2.0f); }),
-                    "'longrope' is not supported"));
+    EXPECT(mentions(with([](GgufBytes& file) { scaling(file, "dynamic", 2.0f); }),
+                    "'dynamic' is not supported"));
 }
 
 // Figures of transformers' _compute_yarn_parameters for the same settings.

@@ -62,27 +62,46 @@ std::vector<TinyLlama> shapes() {
     return all;
 }
 
+// One of each architecture, with a window that ends within a page where there is one.
+std::vector<TinyLlama> families() {
+    std::vector<TinyLlama> all;
+    for (const Architecture& architecture : ARCHITECTURES) {
+        all.emplace_back();
+        all.back().architecture = architecture.name;
+        all.back().layers = std::max(2, architecture.full_attention_every);
+        all.back().window = 37;
+        all.back().type = all.back().value_type = TensorType::q8_0;
+    }
+    return all;
+}
+
+std::vector<TinyLlama> shapes_and_families() {
+    std::vector<TinyLlama> all = shapes();
+    for (const TinyLlama& tiny : families()) all.push_back(tiny);
+    return all;
+}
+
 } // namespace
 
 TEST(exact_mode_equals_the_twin) {
-    for (const TinyLlama& tiny : shapes()) {
+    for (const TinyLlama& tiny : shapes_and_families()) {
         LoadOptions options;
         options.exact = true;
         auto model = load(tiny, options);
         auto tokens = random_tokens(1, 70);
         Driver driver(*model, tokens);
-        auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
+        auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
         double error = worst_error(driver.alone(0, 70), twin);
         EXPECT_NEAR(error, 0.0, EXACT_BAR);
     }
 }
 
 TEST(default_mode_is_near_the_twin) {
-    for (const TinyLlama& tiny : shapes()) {
+    for (const TinyLlama& tiny : shapes_and_families()) {
         auto model = load(tiny);
         auto tokens = random_tokens(1, 70);
         Driver driver(*model, tokens);
-        auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
+        auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
         double error = worst_error(driver.alone(0, 70), twin);
         EXPECT_NEAR(error, 0.0, DEFAULT_BAR);
     }
@@ -101,12 +120,12 @@ TEST(yarn_equals_the_twin) {
     auto model = load(tiny, options);
     auto tokens = random_tokens(1, 100);
     Driver driver(*model, tokens);
-    auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
+    auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
     EXPECT_NEAR(worst_error(driver.alone(0, 100), twin), 0.0, EXACT_BAR);
 }
 
 TEST(chunks_do_not_change_bits) {
-    for (const TinyLlama& tiny : shapes()) {
+    for (const TinyLlama& tiny : shapes_and_families()) {
         auto model = load(tiny);
         auto tokens = random_tokens(1, 90);
         std::vector<Logits> whole = Driver(*model, tokens).alone(0, 90);
@@ -217,11 +236,11 @@ TEST(two_arithmetics_keep_their_bits_in_one_step) {
     cpu::Ops ops = model->model->ops();
     ops.matmul_prompt = f32_matmul;
     Status status =
-        cpu::CpuModel::create(model->config, model->weights, rope_of(tiny, model->config), ops,
+        cpu::CpuModel::create(model->config, model->weights, ropes_of(tiny, model->config), ops,
                               cpu::KvType::bf16, 8 << 20, *model->pool, &model->model);
     CHECK(status.ok() && !model->model->same_arithmetic());
     auto tokens = random_tokens(2, 80);
-    auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
+    auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
     std::vector<Logits> prompt = Driver(*model, tokens).alone(0, 80);
     std::vector<Logits> decoding = Driver(*model, tokens).alone(1, 1, Arithmetic::generated);
     EXPECT_NEAR(worst_error(prompt, twin), 0.0, DEFAULT_BAR);

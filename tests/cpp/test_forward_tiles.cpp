@@ -57,7 +57,7 @@ std::shared_ptr<LoadedModel> load(const TinyLlama& tiny, bool batch_invariant = 
     options.kv_bytes = 8 << 20;
     Status status = load_tiny(tiny, options, &model);
     CHECK_BECAUSE(status.ok(), status.message.c_str());
-    status = cpu::CpuModel::create(model->config, model->weights, rope_of(tiny, model->config),
+    status = cpu::CpuModel::create(model->config, model->weights, ropes_of(tiny, model->config),
                                    tiles_table(), cpu::KvType::bf16, options.kv_bytes, *model->pool,
                                    &model->model);
     CHECK(status.ok() && !model->model->same_arithmetic());
@@ -92,7 +92,7 @@ TEST(tiles_are_near_the_twin) {
     for (const TinyLlama& tiny : shapes()) {
         auto model = load(tiny);
         auto tokens = random_tokens(1, 40);
-        auto twin = twin_logits(*model, rope_of(tiny, model->config), tokens[0]);
+        auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
         EXPECT_NEAR(worst_error(Driver(*model, tokens).alone(0, 40), twin), 0.0, DEFAULT_BAR);
     }
 }

@@ -15,12 +15,15 @@ struct Shape {
     int32_t kv_heads;
     int32_t group_heads;
     int32_t context; // positions, the last row's included
+    int32_t window = 0;
+    float soft_cap = 0.0f;
 };
 
 std::string describe(const Ops& ops, const Shape& s) {
     return std::string(ops.name) + " attention " + (s.type == KvType::bf16 ? "bf16" : "f32") +
            " dim " + std::to_string(s.head_dim) + " heads " + std::to_string(s.kv_heads) + "x" +
-           std::to_string(s.group_heads) + " context " + std::to_string(s.context);
+           std::to_string(s.group_heads) + " context " + std::to_string(s.context) + " window " +
+           std::to_string(s.window) + " cap " + std::to_string(s.soft_cap);
 }
 
 struct Cache {
@@ -58,10 +61,21 @@ std::vector<float> attend(const Ops& ops, const Shape& s, const Cache& cache, in
     for (int32_t row = 0; row < rows; row += step) {
         for (int32_t head = 0; head < s.kv_heads; ++head) {
             const int32_t count = std::min(step, rows - row);
-            ops.attention({query.data() + row * stride, stride, out.data() + row * stride, stride,
-                           count, s.context - rows + row, head * s.group_heads, s.group_heads, head,
-                           cache.pages.data(), cache.table.data(), 0.17f},
-                          cache.layout);
+            AttentionCall call = {query.data() + row * stride,
+                                  stride,
+                                  out.data() + row * stride,
+                                  stride,
+                                  count,
+                                  s.context - rows + row,
+                                  head * s.group_heads,
+                                  s.group_heads,
+                                  head,
+                                  cache.pages.data(),
+                                  cache.table.data(),
+                                  0.17f};
+            call.window = s.window;
+            call.soft_cap = s.soft_cap;
+            ops.attention(call, cache.layout);
         }
     }
     return out;
@@ -96,6 +110,28 @@ void check_shape(const Shape& s, int32_t rows, uint64_t seed) {
     }
 }
 
+// What a window hides is as if it had never been written: the same bits over other numbers there.
+void check_hidden_pages(KvType type, uint64_t seed) {
+    const Shape s{type, 32, 1, 2, 100, 20};
+    Random random(seed);
+    const auto query = random.floats(2 * 32, -2.0f, 2.0f);
+    auto tables = other_isas();
+    tables.push_back(&ops_for(Isa::ref));
+    for (const Ops* ops : tables) {
+        Cache cache = filled_cache(*ops, s, seed);
+        const auto before = attend(*ops, s, cache, 1, 1, query);
+        const auto other = random.floats(32, -9.0f, 9.0f);
+        for (int32_t position = 0; position < s.context - s.window; ++position) {
+            const auto page = static_cast<size_t>(position / limits::PAGE_TOKENS);
+            ops->kv_append(other.data(), other.data(), cache.layout, cache.pages.data(),
+                           cache.table[page], position % limits::PAGE_TOKENS);
+        }
+        const auto after = attend(*ops, s, cache, 1, 1, query);
+        compare_bits(describe(*ops, s) + " hidden", before.data(), after.data(),
+                     static_cast<int64_t>(after.size()));
+    }
+}
+
 void check_all_shapes() {
     uint64_t seed = 1;
     for (KvType type : {KvType::bf16, KvType::f32}) {
@@ -109,6 +145,11 @@ void check_all_shapes() {
             seed++;
         }
         check_shape({type, 64, 3, 3, 130}, 130, seed++);
+        for (int32_t window : {1, 2, 31, 32, 33, 64, 65, 129, 130, 500})
+            check_shape({type, 48, 2, 3, 130, window}, 60, seed++);
+        check_shape({type, 64, 1, 4, 100, 0, 2.5f}, 40, seed++);
+        check_shape({type, 64, 1, 4, 100, 40, 0.5f}, 40, seed++);
+        check_hidden_pages(type, seed++);
     }
 }
 

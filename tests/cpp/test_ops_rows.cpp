@@ -1,5 +1,5 @@
-// Row primitives (norm, quantise, rope, swiglu, add) and sampler primitives on every instruction
-// set against `ref`: equal bits over odd lengths and numbers that hurt.
+// Row primitives (norm, quantise, rope, swiglu, geglu, add) and sampler primitives on every
+// instruction set against `ref`: equal bits over odd lengths and numbers that hurt.
 #include "ops_testing.h"
 
 namespace sublimate::cpu::testing {
@@ -97,6 +97,8 @@ void check_elementwise(Random& random, int32_t count) {
     gate[gate.size() / 2] = 200.0f;
     std::vector<float> expected(static_cast<size_t>(count + GUARD), UNTOUCHED);
     ops_for(Isa::ref).swiglu(gate.data(), up.data(), count, expected.data());
+    std::vector<float> gelu(static_cast<size_t>(count + GUARD), UNTOUCHED);
+    ops_for(Isa::ref).geglu(gate.data(), up.data(), count, gelu.data());
     auto expected_sum = gate;
     ops_for(Isa::ref).add(expected_sum.data(), up.data(), count);
     for (int32_t i = 0; i < count; ++i) {
@@ -104,12 +106,18 @@ void check_elementwise(Random& random, int32_t count) {
         const double silu = gate[at] / (1.0 + std::exp(-static_cast<double>(gate[at])));
         const auto truth = static_cast<float>(silu * up[at]);
         compare_near("ref swiglu against double", &truth, &expected[at], 1, 1e-6f);
+        const double g = gate[at];
+        const double inner = std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g);
+        const auto tanh_form = static_cast<float>(0.5 * g * (1.0 + std::tanh(inner)) * up[at]);
+        compare_near("ref geglu against double", &tanh_form, &gelu[at], 1, 2e-6f);
     }
     for (const Ops* ops : other_isas()) {
         std::vector<float> out(static_cast<size_t>(count + GUARD), UNTOUCHED);
         ops->swiglu(gate.data(), up.data(), count, out.data());
         const std::string name = ops->name;
         compare_bits(name + " swiglu", expected.data(), out.data(), count + GUARD);
+        ops->geglu(gate.data(), up.data(), count, out.data());
+        compare_bits(name + " geglu", gelu.data(), out.data(), count + GUARD);
         auto sum = gate;
         ops->add(sum.data(), up.data(), count);
         compare_bits(name + " add", expected_sum.data(), sum.data(), count);
@@ -117,6 +125,8 @@ void check_elementwise(Random& random, int32_t count) {
         gate[0] = std::nanf("");
         ops->swiglu(gate.data(), up.data(), count, out.data());
         if (!std::isnan(out[0])) fail(name + " swiglu lost a NaN");
+        ops->geglu(gate.data(), up.data(), count, out.data());
+        if (!std::isnan(out[0])) fail(name + " geglu lost a NaN");
         gate[0] = kept;
     }
 }

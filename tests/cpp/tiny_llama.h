@@ -34,6 +34,8 @@ struct TinyLlama {
     bool tied = true;
     TensorType type = TensorType::q4_1;
     TensorType value_type = TensorType::q4_1; // of attn_v: other than `type`, it is not fused
+    std::string architecture = "llama";
+    int32_t window = 0; // the file's sliding window; 0: it has none
     uint64_t seed = 1;
     std::function<void(GgufBytes&)> extra; // more keys and tensors
     std::string without;                   // a tensor left out
@@ -131,13 +133,12 @@ inline TensorSpec random_tensor(Random& random, const std::string& name, TensorT
     return spec;
 }
 
-inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
-    Random random(model.seed);
-    GgufBytes file;
+inline void add_tiny_keys(const TinyLlama& model, GgufBytes& file) {
     auto number = [&](const char* key, int32_t value) {
-        file.value(std::string("llama.") + key, ValueType::u32, static_cast<uint32_t>(value));
+        file.value(model.architecture + "." + key, ValueType::u32, static_cast<uint32_t>(value));
     };
-    file.text("general.architecture", "llama");
+    const Architecture& architecture = *find_architecture(model.architecture);
+    file.text("general.architecture", model.architecture);
     number("block_count", model.layers);
     number("context_length", model.context);
     number("embedding_length", model.hidden);
@@ -146,7 +147,28 @@ inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
     number("attention.head_count_kv", model.kv_heads);
     number("attention.key_length", model.head_dim);
     number("attention.value_length", model.head_dim);
-    file.value("llama.attention.layer_norm_rms_epsilon", ValueType::f32, 1e-5f);
+    auto real = [&](const char* key, float value) {
+        file.value(model.architecture + "." + key, ValueType::f32, value);
+    };
+    real("attention.layer_norm_rms_epsilon", 1e-5f);
+    if (model.window > 0) number("attention.sliding_window", model.window);
+    if (architecture.has_scales) {
+        real("embedding_scale", 3.0f);
+        real("residual_scale", 0.5f);
+        real("attention.scale", 0.125f);
+        real("logit_scale", 4.0f);
+    }
+    if (architecture.has_soft_caps) {
+        real("attn_logit_softcapping", 2.0f);
+        real("final_logit_softcapping", 5.0f);
+    }
+}
+
+inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
+    Random random(model.seed);
+    GgufBytes file;
+    add_tiny_keys(model, file);
+    const Architecture& architecture = *find_architecture(model.architecture);
     auto add = [&](const std::string& name, TensorType type, int32_t columns, int32_t rows) {
         TensorSpec spec = random_tensor(random, name + ".weight", type, columns, rows);
         if (name != model.without) file.tensor(std::move(spec));
@@ -156,14 +178,40 @@ inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
     add("token_embd", model.type, model.hidden, model.vocabulary);
     for (int32_t i = 0; i < model.layers; i++) {
         std::string block = "blk." + std::to_string(i) + ".";
-        add(block + "attn_norm", TensorType::f32, model.hidden, 0);
-        add(block + "attn_q", model.type, model.hidden, query);
-        add(block + "attn_k", model.type, model.hidden, kv);
-        add(block + "attn_v", model.value_type, model.hidden, kv);
+        auto vector = [&](const char* name, int32_t count) {
+            TensorSpec spec = random_tensor(random, block + name, TensorType::f32, count, 0);
+            file.tensor(std::move(spec));
+        };
+        if (architecture.norms != NormPlace::after)
+            add(block + "attn_norm", TensorType::f32, model.hidden, 0);
+        if (architecture.fused_tensors) {
+            add(block + "attn_qkv", model.type, model.hidden, query + 2 * kv);
+        } else {
+            add(block + "attn_q", model.type, model.hidden, query);
+            add(block + "attn_k", model.type, model.hidden, kv);
+            add(block + "attn_v", model.value_type, model.hidden, kv);
+        }
+        if (architecture.query_key_value_bias) {
+            vector("attn_q.bias", query);
+            vector("attn_k.bias", kv);
+            vector("attn_v.bias", kv);
+        }
+        bool each = architecture.query_key_norm == QueryKeyNorm::head;
+        if (architecture.query_key_norm != QueryKeyNorm::none) {
+            vector("attn_q_norm.weight", each ? model.head_dim : query);
+            vector("attn_k_norm.weight", each ? model.head_dim : kv);
+        }
         add(block + "attn_output", model.type, query, model.hidden);
-        add(block + "ffn_norm", TensorType::f32, model.hidden, 0);
-        add(block + "ffn_gate", model.type, model.hidden, model.feed_forward);
-        add(block + "ffn_up", model.type, model.hidden, model.feed_forward);
+        if (architecture.norms != NormPlace::before) {
+            vector("post_attention_norm.weight", model.hidden);
+            vector("post_ffw_norm.weight", model.hidden);
+        }
+        if (architecture.norms != NormPlace::after)
+            add(block + "ffn_norm", TensorType::f32, model.hidden, 0);
+        if (!architecture.fused_tensors)
+            add(block + "ffn_gate", model.type, model.hidden, model.feed_forward);
+        add(block + "ffn_up", model.type, model.hidden,
+            (architecture.fused_tensors ? 2 : 1) * model.feed_forward);
         add(block + "ffn_down", model.type, model.feed_forward, model.hidden);
     }
     add("output_norm", TensorType::f32, model.hidden, 0);

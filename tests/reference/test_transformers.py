@@ -19,6 +19,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "transformer
     pytest.skip("torch and transformers are not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import CONTEXT, RANDOM_BLOCKS, TYPES, Checkpoint, Shape  # noqa: E402
+from families import FAMILIES, WINDOW, FamilyCheckpoint  # noqa: E402
 
 EXACT_BAR, DEFAULT_BAR = 1e-3, 2e-2
 LENGTH = 200  # beyond the original context of the stretched kinds
@@ -48,7 +49,10 @@ def worst_error(ours: Any, reference: Any) -> float:
 
 
 def check(path: Path, shape: Shape, kind: str, rope: str, record: Any) -> None:
-    checkpoint = Checkpoint(path, shape, kind, rope, seed=7)
+    compare(path, shape, Checkpoint(path, shape, kind, rope, seed=7), record)
+
+
+def compare(path: Path, shape: Shape, checkpoint: Any, record: Any) -> None:
     ids = np.random.default_rng(1).integers(0, shape.vocabulary, LENGTH).tolist()
     reference = checkpoint.logits(ids)
     for exact, bar in ((True, EXACT_BAR), (False, DEFAULT_BAR)):
@@ -74,6 +78,16 @@ def test_types_and_rotary_embeddings(
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_shapes(tmp_path: Path, name: str, kind: str, record_property: Any) -> None:
     check(tmp_path / "model.gguf", SHAPES[name], kind, "none", record_property)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_architectures(tmp_path: Path, name: str, kind: str, record_property: Any) -> None:
+    """Longer than the window where there is one: most rows do not see the first ones."""
+    assert LENGTH > 2 * WINDOW
+    path = tmp_path / "model.gguf"
+    shape = SHAPES["whole blocks of 256" if kind in RANDOM_BLOCKS else "grouped"]
+    compare(path, shape, FamilyCheckpoint(path, name, shape, kind, seed=7), record_property)
 
 
 def test_the_reference_can_tell_a_wrong_file(tmp_path: Path) -> None:
