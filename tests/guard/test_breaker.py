@@ -7,6 +7,7 @@ import pytest
 
 from harness import Served, body, serve
 from sublimate.guard.breaker import (
+    FEW,
     REQUEST_TOKENS,
     RETRY_SECONDS_MAX,
     SATURATING_MIN,
@@ -99,19 +100,19 @@ def test_the_estimate_follows_an_engine_that_is_slower_than_its_prices() -> None
 
 def test_without_a_target_what_saturates_may_wait() -> None:
     prices = Prices(step_ps=2_500_000_000, decode_row_ps=630_000_000, prompt_row_ps=500_000_000)
-    assert prices.saturating(146, 64) == 13
+    assert prices.saturating(146, 64) == SATURATING_MIN
     assert prices.saturating(2000, 64) == SATURATING_MIN, "a long prompt fills an engine alone"
-    assert prices.saturating(20, 64) == 29
+    assert prices.saturating(1, 64) == 35
     breaker = Breaker(prices)
     taken = 0
     with pytest.raises(Shed):
         for key in range(200):
-            breaker.admit("a", 1000, 0.0, 1.0)
-            breaker.taken(key, "a", 1000, 1.0)
-            breaker.ended(2000)
+            breaker.admit("a", 304, 0.0, 1.0)
+            breaker.taken(key, "a", 304, 1.0)
+            breaker.ended(6000)
             taken += 1
-    assert SATURATING_MIN < breaker.saturating <= taken <= breaker.saturating + 1
-    assert breaker.target_seconds == pytest.approx(breaker.saturating * 1016 / 2000)
+    assert breaker.saturating == 34 and 34 <= taken <= 35
+    assert breaker.target_seconds == pytest.approx(34 * 320 / 2000)
     short = Breaker(prices)
     short.taken(1, "a", 14, 1.0)
     assert short.target_seconds == TARGET_SECONDS_MIN
@@ -120,7 +121,7 @@ def test_without_a_target_what_saturates_may_wait() -> None:
 def test_a_person_with_a_few_requests_never_meets_it() -> None:
     engine = Engine(rate=10.0)
     for _ in range(3):
-        keys = [engine.ask(target=0.001) for _ in range(SATURATING_MIN)]
+        keys = [engine.ask(target=0.001) for _ in range(FEW)]
         with pytest.raises(Shed):
             engine.ask(target=0.001)
         for _ in range(100_000):
@@ -217,7 +218,7 @@ def test_a_server_refuses_at_once_and_says_when_to_come_back() -> None:
         replies = [one.result() for one in asked]
         taken = [reply for reply in replies if reply.status_code == 200]
         refused = [reply for reply in replies if reply.status_code == 529]
-        assert len(taken) >= SATURATING_MIN and len(taken) + len(refused) == 40 and refused
+        assert len(taken) >= FEW and len(taken) + len(refused) == 40 and refused
         assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
         assert all(reply.json()["error"]["type"] == "overloaded_error" for reply in refused)
         found = metrics(served)

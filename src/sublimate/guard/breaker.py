@@ -29,8 +29,11 @@ PS_PER_SECOND = 1e12
 SATURATED_SHARE = 9.0
 """An engine is saturated when a request's own work is so many times its share of what every step
 costs: with more requests it would gain a tenth at most."""
-SATURATING_MIN, SATURATING_MAX = 8, 128
-"""At least the few of one person; at most as many as run at once (SEQUENCES_MAX)."""
+SATURATING_MIN, SATURATING_MAX = 32, 128
+"""At least a batch that an engine on a CPU computes well; at most as many as run at once
+(SEQUENCES_MAX)."""
+FEW = 8
+"""Requests of one person, who may have them whatever the target."""
 TARGET_SECONDS_MIN = 2.5
 """Nobody is refused for waiting less, where no target is set."""
 REQUEST_TOKENS = 16
@@ -46,11 +49,12 @@ RETRY_SECONDS_MAX = 30
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loop's steps cost, as far as it matters here. Defaults: as core/loop/cost.h."""
+    """What the loop's steps cost (core/loop/cost.h), as far as it matters here. 0: not known, so
+    that nothing is refused until it was observed."""
 
-    step_ps: int = 2_500_000_000
-    decode_row_ps: int = 630_000_000
-    prompt_row_ps: int = 500_000_000
+    step_ps: int = 0
+    decode_row_ps: int = 0
+    prompt_row_ps: int = 0
 
     def __post_init__(self) -> None:
         if min(self.step_ps, self.decode_row_ps, self.prompt_row_ps) < 0:
@@ -122,7 +126,7 @@ class Breaker:
         self._pass_time(now_seconds)
         tokens = prompt_tokens + REQUEST_TOKENS
         # An operator's target is kept, but for the few of a person who has the server alone.
-        tolerated = SATURATING_MIN if target_seconds else self.saturating
+        tolerated = FEW if target_seconds else self.saturating
         limit_seconds = target_seconds or self.target_seconds
         wait_seconds = self.wait_seconds(tokens)
         if len(self._reserved) < tolerated or wait_seconds <= limit_seconds:
