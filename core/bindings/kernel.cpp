@@ -160,6 +160,7 @@ nb::list kernel_objects(bool programs) {
 // Python packs these (kernel/keys.py, connections.py, steering.py).
 static_assert(sizeof(ConnectionKey) == 40 && offsetof(ConnectionKey, local) == 4);
 static_assert(offsetof(ConnectionKey, remote) == 20 && offsetof(ConnectionKey, local_port) == 36);
+static_assert(sizeof(SteeringPlace) == 8 && offsetof(SteeringPlace, workers) == 4);
 static_assert(sizeof(SteeringGroup) == 12 && offsetof(SteeringGroup, port) == 8);
 static_assert(offsetof(ConnectionDigests, digests) == 8);
 static_assert(sizeof(ConnectionDigests) == 8 + CONNECTION_BLOCKS * BLOCK_DIGEST_BYTES);

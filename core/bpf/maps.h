@@ -1,7 +1,7 @@
 // What the programs in the kernel and the server agree upon: keys and values of the maps, and their
 // bounds. Plain C, since the compiler for the kernel reads it too.
 //
-// defines: bounds, SteeringGroup, SteeringCounter, ConnectionKey, ConnectionDigests,
+// defines: bounds, SteeringGroup, SteeringPlace, SteeringCounter, ConnectionKey, ConnectionDigests,
 //          ConnectionCounter, CacheCounter
 #ifndef SUBLIMATE_BPF_MAPS_H
 #define SUBLIMATE_BPF_MAPS_H
@@ -27,12 +27,19 @@ struct SteeringGroup {
     __u32 port;
 };
 
+// Its number, and how many workers have had a socket of it. Worker w of group g has socket
+// g * STEERING_WORKERS_MAX + w.
+struct SteeringPlace {
+    __u32 number;
+    __u32 workers;
+};
+
 // What decided where a connection or a datagram goes.
 enum SteeringCounter {
     STEERED_BY_CONNECTION_ID,
     STEERED_BY_ADDRESS,
     STEERED_BY_HASH, // nothing is remembered
-    STEERED_AWAY,    // the remembered worker is gone: the kernel's hash
+    STEERED_AWAY,    // the remembered worker is gone: by hash
     STEERING_COUNTERS,
 };
 

@@ -1,6 +1,6 @@
 // Which worker gets a new TCP connection, or a datagram: the one that the server remembers for the
-// QUIC connection id, else for the client's address, else whichever the kernel's hash picks. Where
-// that worker is gone the hash picks too, so this program can refuse nobody.
+// QUIC connection id, else for the client's address, else one by the hash of both ends. Where that
+// one is gone the next that is there; where none is, the kernel picks, so nobody can be refused.
 //
 // Attached by SO_ATTACH_REUSEPORT_EBPF to each group of sockets. `make bpf` compiles it into
 // generated/steering.lskel.h.
@@ -32,12 +32,11 @@ struct {
     __type(value, __u64);
 } sockets SEC(".maps");
 
-// Group -> its number: worker w of group g has socket g * STEERING_WORKERS_MAX + w.
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, STEERING_GROUPS_MAX);
     __type(key, struct SteeringGroup);
-    __type(value, __u32);
+    __type(value, struct SteeringPlace);
 } groups SEC(".maps");
 
 struct {
@@ -98,17 +97,25 @@ int sublimate_steer(struct sk_reuseport_md* packet) {
         .protocol = packet->ip_protocol,
         .port = packet->sk->src_port,
     };
-    __u32* number = bpf_map_lookup_elem(&groups, &group);
-    if (!number) return pass(STEERED_BY_HASH);
+    struct SteeringPlace* place = bpf_map_lookup_elem(&groups, &group);
+    if (!place || !place->workers) return pass(STEERED_BY_HASH);
+    __u32 first = place->number * STEERING_WORKERS_MAX;
     __u32 decided = STEERED_BY_CONNECTION_ID;
     __u32* worker = by_connection_id(packet);
     if (!worker) {
         decided = STEERED_BY_ADDRESS;
         worker = by_address(packet);
     }
-    if (!worker || *worker >= STEERING_WORKERS_MAX) return pass(STEERED_BY_HASH);
-    __u32 slot = *number * STEERING_WORKERS_MAX + *worker;
-    if (bpf_sk_select_reuseport(packet, &sockets, &slot, 0)) decided = STEERED_AWAY;
+    if (worker && *worker < STEERING_WORKERS_MAX) {
+        __u32 slot = first + *worker;
+        if (!bpf_sk_select_reuseport(packet, &sockets, &slot, 0)) return pass(decided);
+    }
+    decided = worker ? STEERED_AWAY : STEERED_BY_HASH;
+    for (__u32 i = 0; i < STEERING_WORKERS_MAX; i++) {
+        if (i >= place->workers) break;
+        __u32 slot = first + (packet->hash + i) % place->workers;
+        if (!bpf_sk_select_reuseport(packet, &sockets, &slot, 0)) break;
+    }
     return pass(decided);
 }
 

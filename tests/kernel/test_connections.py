@@ -13,8 +13,15 @@ import pytest
 from sublimate import _core
 from sublimate.config import ServerSettings
 from sublimate.kernel.cgroup import own_cgroup
-from sublimate.kernel.connections import BLOCK_TOKENS, BLOCKS, COUNTERS, ENTRIES, Connections
-from sublimate.kernel.keys import KEY_BYTES, NO_KEY, described, quic_key, tcp_key
+from sublimate.kernel.connections import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    COUNTERS,
+    CROWD_CONNECTIONS,
+    ENTRIES,
+    Connections,
+)
+from sublimate.kernel.keys import KEY_BYTES, NO_KEY, described, packed_address, quic_key, tcp_key
 
 SECRET = b"of one server, and of no other.."
 OWNER, OTHER = b"one key", b"another key"
@@ -315,3 +322,57 @@ def test_a_nested_cgroup_is_found(tmp_path: Any) -> None:
     (proc / "cgroup").write_text("0::/gone\n")
     assert own_cgroup(proc) is None
     assert own_cgroup(tmp_path / "nothing") is None
+
+
+# ---- of several workers --------------------------------------------------------------------------
+class Remembers:
+    """Stands where the steering is."""
+
+    loaded = True
+
+    def __init__(self) -> None:
+        self.addresses: dict[bytes, int] = {}
+        self.labels: dict[bytes, int] = {}
+
+    def remember_packed(self, address: bytes, index: int) -> None:
+        self.addresses[address] = index
+
+    def forget_packed(self, address: bytes) -> None:
+        self.addresses.pop(address, None)
+
+    def remember_connection_id(self, label: bytes, index: int) -> None:
+        self.labels[label] = index
+
+    def forget_connection_id(self, label: bytes) -> None:
+        del self.labels[label]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_client_is_steered_to_its_engine_and_a_crowd_is_not(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, steering = load(), Remembers()
+    monkeypatch.setattr(memory, "steering", steering)
+    proxy = packed_address("10.0.0.9")
+    keys = [tcp_key(("10.0.0.1", 80), ("10.0.0.9", number)) for number in range(20)]
+    for number, each in enumerate(keys):
+        use = memory.begin(each, OWNER, prompt(64), worker=number % 3)
+        assert use is not None
+        memory.end(use, 0)
+        if number <= CROWD_CONNECTIONS:
+            assert steering.addresses == {proxy: number % 3}
+    assert steering.addresses == {}, "a proxy's connections all go where the hash says"
+    for each in keys[1:]:
+        memory.forget(each)
+    memory.begin(keys[0], OWNER, prompt(64), worker=2)
+    assert steering.addresses == {proxy: 2} and memory._of_address == {proxy: 1}
+    memory.begin(quic_key(b"12345678"), OWNER, prompt(64), worker=1)
+    memory.begin(NO_KEY, OWNER, prompt(64), worker=1)
+    assert steering.addresses == {proxy: 2}, "these name no address"
+    memory.worker = 5
+    memory.label_given(b"12345678")
+    assert steering.labels == {b"12345678": 5}
+    memory.label_retired(b"12345678")
+    assert not steering.labels

@@ -117,7 +117,8 @@ class Start(Message, frozen=True, tag="start"):
 
 class KernelMemory(Message, frozen=True, tag="kernel_memory"):
     """What the kernel remembers of connections (kernel/connections.py). `names`: of the descriptors
-    that travel with this message; none: `reason` says why."""
+    that travel with this message; none: `reason` says why. Behind them those of steering
+    (kernel/steering.py), if `steering` says that it is loaded."""
 
     reason: Reason
     names: tuple[str, ...] = ()
@@ -126,6 +127,8 @@ class KernelMemory(Message, frozen=True, tag="kernel_memory"):
     sees_quic: bool = False
     row: int = 0
     """Of the counters, this edge's."""
+    worker: int = 0
+    steering: Reason = "off"
 
 
 class EngineUp(Message, frozen=True, tag="engine_up"):

@@ -97,7 +97,7 @@ def _submit(
     ticket = engine.submit(submission, answer, settings.queue_max, settings.first_token_target)
     exchange.request.body = b""
     key = exchange.wire.connection_key
-    answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids)
+    answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids, worker=engine.worker)
     server.stories.submitted(answer, engine.trace, ticket, submission)
     server.answer_begun(answer)
     if surface.begun is not None:

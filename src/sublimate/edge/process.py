@@ -23,6 +23,7 @@ from ..errors import ExitCode, SublimateError
 from ..guard.engine_watch import Verdict
 from ..kernel.connections import Connections
 from ..kernel.reason import LOADED, REASONS
+from ..kernel.steering import Steering
 from .app import EdgeServer
 from .faults import EdgeFaults
 from .limits import limits_from_environment
@@ -182,14 +183,19 @@ class EdgeProcess:
 
 def _kernel_memory(memory: channel.KernelMemory, fds: tuple[int, ...]) -> Connections:
     """As the supervisor has loaded it, or why it has not: told once."""
+    count = len(memory.names)
     if memory.reason == LOADED:
-        return Connections.from_fds(
-            dict(zip(memory.names, fds, strict=True)),
+        state = Connections.from_fds(
+            dict(zip(memory.names, fds[:count], strict=True)),
             memory.secret,
             row=memory.row,
             hook=memory.hook,
             sees_quic=memory.sees_quic,
         )
-    if memory.reason != "off":
-        LOG.info("the kernel's memory of connections %s", REASONS[memory.reason])
-    return Connections(memory.reason)
+    else:
+        state = Connections(memory.reason)
+        if memory.reason != "off" and memory.row == 0:
+            LOG.info("the kernel's memory of connections %s", REASONS[memory.reason])
+    state.worker = memory.worker
+    state.steering = Steering(fds[count:], memory.steering)
+    return state

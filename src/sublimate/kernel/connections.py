@@ -16,13 +16,15 @@ import mmap
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _core
 from .cgroup import own_cgroup
-from .keys import KEY_BYTES
+from .keys import KEY_BYTES, address_of
 from .reason import LOADED, Reason, missing, refused
+from .steering import Steering
 
 ENTRIES = _core.KERNEL_LIMITS["CONNECTION_ENTRIES"]
 BLOCKS = _core.KERNEL_LIMITS["CONNECTION_BLOCKS"]
@@ -42,6 +44,8 @@ LOOKUPS, HITS, INSERTS, REMOVES, EVICTIONS, EXPECTED_TOKENS, FOUND_TOKENS = rang
 LAST_USE = struct.Struct("=Q")
 VALUE = struct.Struct(f"=II{BLOCKS * DIGEST_BYTES}s")
 ID_BYTES = 4
+CROWD_CONNECTIONS = 8
+"""More at once from one address, with one edge, are of several clients: a proxy's."""
 
 
 class Use(NamedTuple):
@@ -70,9 +74,15 @@ class Connections:
         """Datagrams too; else the server alone notes the use of a connection over QUIC."""
         self.named: dict[str, int] = {}
         """Descriptors: maps and programs."""
+        self.steering = Steering()
+        """Of new connections to workers, where there are several; handed on beside the memory."""
+        self.worker = 0
+        """Of this process."""
         self._links: list[int] = []
         self._known: set[bytes] = set()
         """Connections that this process has put into the map and not taken out."""
+        self._of_address: Counter[bytes] = Counter()
+        """How many of these a client has."""
 
     @property
     def loaded(self) -> bool:
@@ -151,9 +161,11 @@ class Connections:
         self.reason = LOADED
 
     # ---- of a request --------------------------------------------------------------------------
-    def begin(self, key: bytes, owner: bytes, ids: Any) -> Use | None:
+    def begin(self, key: bytes, owner: bytes, ids: Any, *, worker: int = 0) -> Use | None:
         """A request with this prompt on that connection; None: nothing can be remembered of it.
-        owner: whose it is. ids: int32 (tokens,)."""
+        owner: whose it is. ids: int32 (tokens,). worker: whose engine has it."""
+        if self.steering.loaded:
+            self._steer(address_of(key), worker)
         if not self.loaded or not key:
             return None
         blocks = len(ids) // BLOCK_TOKENS
@@ -164,7 +176,7 @@ class Connections:
         if value is not None:
             self._count(HITS)
         elif key in self._known:
-            self._known.discard(key)
+            self._forget(key)
             self._count(EVICTIONS)
         begin = min(first, known_first)
         digests = self._digested(owner, ids, begin, blocks)
@@ -187,17 +199,46 @@ class Connections:
             self._count(FOUND_TOKENS, min(use.expected, found))
         self._tried(self._digests.update, use.key, use.value)
         self._tried(self._uses.update, use.key, LAST_USE.pack(time.monotonic_ns()))
-        self._count(INSERTS, use.key not in self._known)
-        self._known.add(use.key)
+        if use.key not in self._known:
+            self._count(INSERTS)
+            self._known.add(use.key)
+            self._of_address[address_of(use.key)] += 1
 
     def forget(self, key: bytes) -> None:
         """The connection is closed: it will not come back."""
         if not self.loaded or key not in self._known:
             return
-        self._known.discard(key)
+        self._forget(key)
         was_there = self._tried(self._digests.remove, key)
         self._tried(self._uses.remove, key)
         self._count(REMOVES if was_there else EVICTIONS)
+
+    def _forget(self, key: bytes) -> None:
+        self._known.discard(key)
+        address = address_of(key)
+        self._of_address[address] -= 1
+        if self._of_address[address] <= 0:
+            del self._of_address[address]
+
+    # ---- of several workers ----------------------------------------------------------------------
+    def _steer(self, address: bytes, worker: int) -> None:
+        """New connections of this client go to the edge beside the engine that has its prompts. Not
+        those of a proxy or a crowd behind one address: they would all go to one edge."""
+        if not address:
+            return
+        if self._of_address[address] > CROWD_CONNECTIONS:
+            self.steering.forget_packed(address)
+        else:
+            self.steering.remember_packed(address, worker)
+
+    def label_given(self, label: bytes) -> None:
+        """A QUIC connection of this edge is called so, too: its datagrams come here, whatever
+        address their sender has by then."""
+        self.steering.remember_connection_id(label, self.worker)
+
+    def label_retired(self, label: bytes) -> None:
+        """None is any more."""
+        self.steering.forget_connection_id(label)
 
     def _digested(self, owner: bytes, ids: Any, first: int, last: int) -> list[bytes]:
         """Of blocks first to last - 1. A digest is of all tokens up to its block's end, since a
@@ -243,6 +284,7 @@ class Connections:
 
     def close(self) -> None:
         """Detach and close all."""
+        self.steering.close()
         self._close_fds()
         self.reason = "off"
 

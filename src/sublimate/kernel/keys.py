@@ -1,6 +1,7 @@
 """How a connection is called in the kernel's maps: as core/bpf/maps.h has it.
 
-defines: KEY_BYTES, NO_KEY, packed_address, tcp_key, quic_key, described
+defines: KEY_BYTES, NO_KEY, packed_address, tcp_key, quic_key, address_of,
+         described
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ NO_KEY = b""
 """Of a connection that the kernel cannot tell from others."""
 MAPPED = bytes(10) + b"\xff\xff"
 CONNECTION_ID_BYTES = 8
+WORD_BYTES, ADDRESS_BYTES = 4, 16
+REMOTE = WORD_BYTES + ADDRESS_BYTES
+TCP = struct.pack("=I", socket.IPPROTO_TCP)
 
 
 def packed_address(address: str) -> bytes:
@@ -38,6 +42,13 @@ def quic_key(connection_id: bytes) -> bytes:
     if len(connection_id) < CONNECTION_ID_BYTES:
         raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
     return KEY.pack(socket.IPPROTO_UDP, connection_id[:CONNECTION_ID_BYTES], b"", 0, 0)
+
+
+def address_of(key: bytes) -> bytes:
+    """The client's, packed; empty where the key has none."""
+    if not key or key[:WORD_BYTES] != TCP:
+        return b""
+    return key[REMOTE : REMOTE + ADDRESS_BYTES]
 
 
 def described(key: bytes) -> str:

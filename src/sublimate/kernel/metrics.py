@@ -1,6 +1,6 @@
 """What the kernel's maps count, for Prometheus.
 
-defines: connection_families, steering_families
+defines: connection_families
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ TOUCHING = ("sent", "received")
 
 
 def connection_families(state: Connections, labels: dict[str, str]) -> Iterator[Any]:
-    """Of the memory of connections, all edges together."""
+    """Of the memory of connections, all edges together, and of steering."""
+    yield from _steering_families(state.steering, labels)
     yield _state("connections", state.reason, labels)
     if not state.loaded:
         return
@@ -53,7 +54,7 @@ def connection_families(state: Connections, labels: dict[str, str]) -> Iterator[
         yield _gauge("touch_ns", "Of one socket call, in our programs, mean.", mean, labels)
 
 
-def steering_families(steering: Steering, labels: dict[str, str]) -> Iterator[Any]:
+def _steering_families(steering: Steering, labels: dict[str, str]) -> Iterator[Any]:
     """Of where new connections and datagrams went."""
     yield _state("steering", steering.reason, labels)
     if steering.loaded:

@@ -2,7 +2,7 @@
 
 Each worker has a socket of its own on the one port (SO_REUSEPORT). A program in the kernel picks
 the worker that is remembered for the QUIC connection id, else for the client's address; else, and
-wherever that worker's socket is gone, the kernel's own hash picks. It is core/bpf/steering.bpf.c.
+wherever that worker's socket is gone, one that is there by hash. It is core/bpf/steering.bpf.c.
 
 defines: Steering
 """
@@ -31,6 +31,8 @@ COUNTERS = ("connection_id", "address", "hash", "away")
 
 GROUP = struct.Struct("=III")
 NUMBER = struct.Struct("=I")
+PLACE = struct.Struct("=II")
+"""Of a group: its number, and how many workers have had a socket of it."""
 SOCKET = struct.Struct("=Q")
 ADDRESS_BYTES = 16
 
@@ -53,7 +55,7 @@ class Steering:
             named = dict(zip(FDS, fds, strict=True))
             self._program = named["program"]
             self._sockets = _core.KernelMap(named["sockets"], NUMBER.size, SOCKET.size)
-            self._groups = _core.KernelMap(named["groups"], GROUP.size, NUMBER.size)
+            self._groups = _core.KernelMap(named["groups"], GROUP.size, PLACE.size)
             self._addresses = _core.KernelMap(named["addresses"], ADDRESS_BYTES, NUMBER.size)
             self._ids = _core.KernelMap(named["connection_ids"], CONNECTION_ID_BYTES, NUMBER.size)
             self._counters = mmap.mmap(named["steered"], mmap.PAGESIZE, prot=mmap.PROT_READ)
@@ -85,7 +87,7 @@ class Steering:
         once, on any of them, after it was bound with SO_REUSEPORT. Raises OSError."""
         if not self.loaded:
             return False
-        self._number(sock)
+        self._place(sock)
         sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF, self._program)
         return True
 
@@ -94,38 +96,48 @@ class Steering:
         port is replaced. Raises OSError, ValueError."""
         if not self.loaded:
             return False
-        slot = self._number(sock) * WORKERS_MAX + _checked(index)
+        group, number, workers = self._place(sock)
+        slot = number * WORKERS_MAX + _checked(index)
         self._sockets.update(NUMBER.pack(slot), SOCKET.pack(sock.fileno()))
+        self._groups.update(group, PLACE.pack(number, max(workers, index + 1)))
         return True
 
     def clear_socket(self, index: int) -> None:
-        """Worker `index` gets nothing new any more, on no port. A socket that all its owners have
-        closed goes by itself."""
+        """Worker `index` gets nothing new any more, on no port, while any other is there. A socket
+        that all its owners have closed goes by itself."""
         if not self.loaded:
             return
         _checked(index)
         _, numbers = self._groups.read()
-        for (number,) in NUMBER.iter_unpack(numbers):
+        for number, _ in PLACE.iter_unpack(numbers):
             self._sockets.remove(NUMBER.pack(number * WORKERS_MAX + index))
 
-    def _number(self, sock: socket.socket) -> int:
-        """Of the socket's group; the next free one where it is new."""
+    def _place(self, sock: socket.socket) -> tuple[bytes, int, int]:
+        """The socket's group, its number (the next free one where it is new) and its workers."""
         protocol = socket.IPPROTO_UDP if sock.type == socket.SOCK_DGRAM else socket.IPPROTO_TCP
         group = GROUP.pack(sock.family, protocol, sock.getsockname()[1])
         if (known := self._groups.lookup(group)) is not None:
-            return NUMBER.unpack(known)[0]
-        taken = len(self._groups.read()[1]) // NUMBER.size
+            number, workers = PLACE.unpack(known)
+            return group, number, workers
+        taken = len(self._groups.read()[1]) // PLACE.size
         if taken >= GROUPS_MAX:
             raise ValueError(f"sockets of more than {GROUPS_MAX} ports")
-        self._groups.update(group, NUMBER.pack(taken))
-        return taken
+        self._groups.update(group, PLACE.pack(taken, 0))
+        return group, taken, 0
 
     # ---- what is remembered ----------------------------------------------------------------------
     def remember_address(self, address: str, index: int) -> bool:
         """New connections and unknown datagrams of this client go to worker `index`."""
-        if not self.loaded:
-            return False
-        return self._remember(self._addresses, packed_address(address), index)
+        return self.remember_packed(packed_address(address), index) if self.loaded else False
+
+    def remember_packed(self, address: bytes, index: int) -> bool:
+        """The same of an address as it is packed (kernel/keys.py)."""
+        return self._remember(self._addresses, address, index) if self.loaded else False
+
+    def forget_packed(self, address: bytes) -> None:
+        """The hash picks for this client again."""
+        if self.loaded:
+            self._addresses.remove(address)
 
     def remember_connection_id(self, connection_id: bytes, index: int) -> bool:
         """Datagrams to this QUIC connection id (one that the server gave out; its first 8 bytes

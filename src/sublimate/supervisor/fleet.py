@@ -102,7 +102,7 @@ class Fleet:
         """The first of all."""
         if self.members:
             raise RuntimeError("a fleet is started once")
-        self._kernel = KernelMemory(self.launch.settings.server)
+        self._kernel = KernelMemory(self.launch.settings.server, self._listeners.workers)
         for worker in range(len(self._listeners.workers)):
             self.add_engine(worker)
         for worker in range(len(self._listeners.workers)):
@@ -333,7 +333,7 @@ class Fleet:
         )
         edge.child.send(start, sockets.descriptors())
         if self._kernel is not None:
-            self._kernel.tell(edge.child, edge.number)
+            self._kernel.tell(edge.child, edge.number, edge.worker)
         for engine in self.engines:
             self._tell_unavailable(engine, [edge])
             if engine.role != "leaving":
@@ -344,6 +344,8 @@ class Fleet:
             match received.message:
                 case channel.EdgeReady(info=info):
                     edge.info = info
+                    if self._kernel is not None:
+                        self._kernel.edge_is_up(edge.worker)
                     self._report_ready()
                 case channel.RegionBroken(edge=number):
                     for pair in self._pairs.of_edge(edge):
@@ -362,6 +364,9 @@ class Fleet:
 
     def _edge_ended(self, edge: EdgeMember, why: str) -> None:
         edge.info = None
+        others = (one for one in self.edges if one is not edge and one.worker == edge.worker)
+        if self._kernel is not None and all(one.info is None for one in others):
+            self._kernel.edge_is_gone(edge.worker)
         for pair in self._pairs.of_edge(edge):
             self._drop_pair(pair)
         if edge.role != "serving":

@@ -27,9 +27,13 @@ class WorkerSockets(msgspec.Struct, frozen=True):
     https: socket.socket | None = None
     h3: socket.socket | None = None
 
-    def descriptors(self) -> tuple[int, ...]:
+    def all(self) -> tuple[socket.socket, ...]:
         """In this order, without those that there are not."""
-        return tuple(one.fileno() for one in (self.http, self.https, self.h3) if one is not None)
+        return tuple(one for one in (self.http, self.https, self.h3) if one is not None)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Likewise."""
+        return tuple(one.fileno() for one in self.all())
 
 
 class Listeners(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
+from ...kernel.connections import Connections
 from ...kernel.keys import NO_KEY, quic_key
 from .. import limits
 from ..errors import ApiError
@@ -70,6 +71,9 @@ class _Stream:
 
 class Http3Application(Application, Protocol):
     """What a connection needs of the server behind it, beside what HTTP/1.1 needs."""
+
+    kernel: Connections
+    """What the kernel does for it."""
 
     def is_replay_safe(self, exchange: Exchange) -> bool:
         """It does no harm if somebody sends the request again who recorded it."""

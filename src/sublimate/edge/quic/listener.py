@@ -275,12 +275,14 @@ class QuicListener:
         if self._by_label.setdefault(label, connection) is not connection:
             raise RuntimeError("two connections have one label")
         self._labels[connection].add(label)
+        self.application.kernel.label_given(label)
 
     def forget(self, label: bytes) -> None:
         """It was retired."""
         connection = self._by_label.pop(label, None)
         if connection is not None:
             self._labels[connection].discard(label)
+            self.application.kernel.label_retired(label)
 
     def handshake_done(self, connection: Http3Connection, event: HandshakeCompleted) -> None:
         """The client is who it was at the first flight, and has its address."""
