@@ -160,6 +160,7 @@ nb::list kernel_objects(bool programs) {
 // Python packs these (kernel/keys.py, connections.py, steering.py).
 static_assert(sizeof(ConnectionKey) == 40 && offsetof(ConnectionKey, local) == 4);
 static_assert(offsetof(ConnectionKey, remote) == 20 && offsetof(ConnectionKey, local_port) == 36);
+static_assert(sizeof(SteeredAddress) == 8 && offsetof(SteeredAddress, connections) == 4);
 static_assert(sizeof(SteeringPlace) == 8 && offsetof(SteeringPlace, workers) == 4);
 static_assert(sizeof(SteeringGroup) == 12 && offsetof(SteeringGroup, port) == 8);
 static_assert(offsetof(ConnectionDigests, digests) == 8);
@@ -180,6 +181,7 @@ nb::dict kernel_limits() {
     LIMIT(STEERING_GROUPS_MAX);
     LIMIT(STEERING_ENTRIES);
     LIMIT(STEERING_COUNTERS);
+    LIMIT(STEERED_CONNECTIONS);
     LIMIT(CONNECTION_ENTRIES);
     LIMIT(CONNECTION_BLOCKS);
     LIMIT(CONNECTION_COUNTERS);

@@ -1,7 +1,8 @@
 // What the programs in the kernel and the server agree upon: keys and values of the maps, and their
 // bounds. Plain C, since the compiler for the kernel reads it too.
 //
-// defines: bounds, SteeringGroup, SteeringPlace, SteeringCounter, ConnectionKey, ConnectionDigests,
+// defines: bounds, SteeringGroup, SteeringPlace, SteeredAddress, SteeringCounter, ConnectionKey,
+// ConnectionDigests,
 //          ConnectionCounter, CacheCounter
 #ifndef SUBLIMATE_BPF_MAPS_H
 #define SUBLIMATE_BPF_MAPS_H
@@ -17,6 +18,7 @@ enum {
     BLOCK_DIGEST_BYTES = 32,      // keyed, so that it tells nothing of the prompt
     ADDRESS_BYTES = 16,           // IPv6, or IPv4 mapped into it
     QUIC_CONNECTION_ID_BYTES = 8, // what is looked at of a connection id
+    STEERED_CONNECTIONS = 8,      // of one address, until the server remembers it anew
     CACHE_ROWS = 64,              // of counters: one per edge, which writes it
 };
 
@@ -32,6 +34,13 @@ struct SteeringGroup {
 struct SteeringPlace {
     __u32 number;
     __u32 workers;
+};
+
+// Where a client's new connections go, and how many have gone there since the server said so: a
+// crowd behind one address, such as a proxy's connections, is left to the hash.
+struct SteeredAddress {
+    __u32 worker;
+    __u32 connections;
 };
 
 // What decided where a connection or a datagram goes.

@@ -43,7 +43,7 @@ struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, STEERING_ENTRIES);
     __type(key, __u8[ADDRESS_BYTES]);
-    __type(value, __u32);
+    __type(value, struct SteeredAddress);
 } addresses SEC(".maps");
 
 struct {
@@ -87,7 +87,14 @@ static __always_inline __u32* by_address(struct sk_reuseport_md* packet) {
                                            BPF_HDR_START_NET)) {
         return NULL;
     }
-    return bpf_map_lookup_elem(&addresses, address);
+    struct SteeredAddress* known = bpf_map_lookup_elem(&addresses, address);
+    if (!known) return NULL;
+    // The datagrams of one handshake stay together, so they are not counted.
+    if (packet->ip_protocol == IPPROTO_TCP) {
+        if (known->connections >= STEERED_CONNECTIONS) return NULL;
+        __sync_fetch_and_add(&known->connections, 1);
+    }
+    return &known->worker;
 }
 
 SEC("sk_reuseport")

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from sublimate import _core
 from sublimate.kernel.keys import packed_address
 from sublimate.kernel.steering import Steering
 
 WORKER = Path(__file__).with_name("port_worker.py")
 CLIENTS = 24
+"""So many are spread over two workers by any hash."""
+FEW = _core.KERNEL_LIMITS["STEERED_CONNECTIONS"]
 IPV4, IPV6 = socket.AF_INET, socket.AF_INET6
 TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 ID_OF_0, ID_OF_1, UNKNOWN_ID = b"\x01" * 8, b"\x02" * 8, b"\x03" * 8
@@ -67,6 +70,11 @@ class Port:
     def answers(self, source: str, payload: bytes = b"?") -> list[int]:
         return [self.ask(source, payload) for _ in range(CLIENTS)]
 
+    def answers_when(self, number: int, source: str) -> set[int]:
+        """To a few, once it was remembered that they are that worker's."""
+        self.steering.remember_address(source, number)
+        return {self.ask(source) for _ in range(FEW)}
+
     def kill(self, number: int) -> None:
         self.workers[number].kill()
         self.workers[number].wait()
@@ -103,11 +111,8 @@ def test_a_known_address_goes_to_its_worker(
 ) -> None:
     port = serve(opened, steering, IPV4, kind)
     for number, source in enumerate(("127.0.0.2", "127.0.0.3")):
-        assert steering.remember_address(source, number)
-        assert port.answers(source) == [number] * CLIENTS
-    assert steering.steered() == {
-        "connection_id": 0, "address": 2 * CLIENTS, "hash": 0, "away": 0,
-    }  # fmt: skip
+        assert port.answers_when(number, source) == {number}
+    assert steering.steered() == {"connection_id": 0, "address": 2 * FEW, "hash": 0, "away": 0}
     assert set(port.answers("127.0.0.4")) == {0, 1}, "the kernel's hash spreads who is unknown"
     assert steering.steered()["hash"] == CLIENTS
 
@@ -119,8 +124,7 @@ def test_ipv6_addresses_too(steering: Steering, opened: ExitStack, kind: int) ->
     except (OSError, IndexError):
         pytest.skip("no IPv6 on this machine's loopback")
     for number in (1, 0):
-        steering.remember_address("::1", number)
-        assert port.answers("::1") == [number] * CLIENTS
+        assert port.answers_when(number, "::1") == {number}
 
 
 @pytest.mark.parametrize("header", [short, long])
@@ -145,13 +149,21 @@ def test_what_a_dead_process_had_goes_to_the_others(
     steering: Steering, opened: ExitStack, kind: int
 ) -> None:
     port = serve(opened, steering, IPV4, kind)
-    steering.remember_address("127.0.0.2", 1)
-    assert port.answers("127.0.0.2") == [1] * CLIENTS
+    assert port.answers_when(1, "127.0.0.2") == {1}
     port.kill(1)
-    assert port.answers("127.0.0.2") == [0] * CLIENTS
-    assert steering.steered()["away"] == CLIENTS
+    assert port.answers_when(1, "127.0.0.2") == {0}
+    assert steering.steered()["away"] == FEW
     port.start(1)
-    assert port.answers("127.0.0.2") == [1] * CLIENTS, "a new process takes its place"
+    assert port.answers_when(1, "127.0.0.2") == {1}, "a new process takes its place"
+
+
+def test_a_crowd_behind_one_address_is_spread(steering: Steering, opened: ExitStack) -> None:
+    port = serve(opened, steering, IPV4, TCP)
+    assert port.answers_when(1, "127.0.0.2") == {1}
+    assert set(port.answers("127.0.0.2")) == {0, 1}
+    assert port.answers_when(1, "127.0.0.2") == {1}, "it is remembered anew"
+    datagrams = serve(opened, steering, IPV4, UDP)
+    assert set(datagrams.answers("127.0.0.2")) == {1}, "a handshake's stay together"
 
 
 def test_a_cleared_worker_gets_nothing_new(steering: Steering, opened: ExitStack) -> None:
@@ -160,9 +172,9 @@ def test_a_cleared_worker_gets_nothing_new(steering: Steering, opened: ExitStack
     assert port.ask("127.0.0.2") == other.ask("127.0.0.2") == 1
     steering.clear_socket(1)
     for each in (port, other):
-        assert set(each.answers("127.0.0.2")) == {0}, "though its socket is open still"
+        assert each.answers_when(1, "127.0.0.2") == {0}, "though its socket is open still"
         assert set(each.answers("127.0.0.9")) == {0}, "nor what the hash would give it"
-    assert steering.steered()["away"] == 2 * CLIENTS
+    assert steering.steered()["away"] == 2 * FEW
     steering.clear_socket(0)
     assert set(port.answers("127.0.0.9")) == {0, 1}, "with nobody left the kernel picks"
 

@@ -18,7 +18,7 @@ import msgspec
 from .. import _core
 from .connections import COUNTERS, HOOKS, LAST_USE, ROW_WORDS, ROWS, VALUE
 from .keys import KEY_BYTES
-from .steering import ADDRESS_BYTES, CONNECTION_ID_BYTES, NUMBER
+from .steering import ADDRESS_BYTES, CONNECTION_ID_BYTES, NUMBER, STEERED
 from .steering import COUNTERS as DECIDED
 
 PREFIX = "sublimate_"
@@ -26,7 +26,7 @@ FDINFO = Path("/proc/self/fdinfo")
 REMEMBERING = {
     "connections": (KEY_BYTES, LAST_USE.size),
     "digests": (KEY_BYTES, VALUE.size),
-    "addresses": (ADDRESS_BYTES, NUMBER.size),
+    "addresses": (ADDRESS_BYTES, STEERED.size),
     "connection_ids": (CONNECTION_ID_BYTES, NUMBER.size),
 }
 """Maps that remember: bytes of a key and of a value."""

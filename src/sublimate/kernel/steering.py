@@ -33,6 +33,8 @@ GROUP = struct.Struct("=III")
 NUMBER = struct.Struct("=I")
 PLACE = struct.Struct("=II")
 """Of a group: its number, and how many workers have had a socket of it."""
+STEERED = struct.Struct("=II")
+"""Of an address: its worker, and the connections that have gone there since."""
 SOCKET = struct.Struct("=Q")
 ADDRESS_BYTES = 16
 
@@ -56,7 +58,7 @@ class Steering:
             self._program = named["program"]
             self._sockets = _core.KernelMap(named["sockets"], NUMBER.size, SOCKET.size)
             self._groups = _core.KernelMap(named["groups"], GROUP.size, PLACE.size)
-            self._addresses = _core.KernelMap(named["addresses"], ADDRESS_BYTES, NUMBER.size)
+            self._addresses = _core.KernelMap(named["addresses"], ADDRESS_BYTES, STEERED.size)
             self._ids = _core.KernelMap(named["connection_ids"], CONNECTION_ID_BYTES, NUMBER.size)
             self._counters = mmap.mmap(named["steered"], mmap.PAGESIZE, prot=mmap.PROT_READ)
 
@@ -127,12 +129,17 @@ class Steering:
 
     # ---- what is remembered ----------------------------------------------------------------------
     def remember_address(self, address: str, index: int) -> bool:
-        """New connections and unknown datagrams of this client go to worker `index`."""
+        """The next few connections (STEERED_CONNECTIONS) and all unknown datagrams of this client
+        go to worker `index`."""
         return self.remember_packed(packed_address(address), index) if self.loaded else False
 
     def remember_packed(self, address: bytes, index: int) -> bool:
         """The same of an address as it is packed (kernel/keys.py)."""
-        return self._remember(self._addresses, address, index) if self.loaded else False
+        return (
+            self._remember(self._addresses, address, STEERED.pack(_checked(index), 0))
+            if self.loaded
+            else False
+        )
 
     def forget_packed(self, address: bytes) -> None:
         """The hash picks for this client again."""
@@ -146,12 +153,14 @@ class Steering:
             raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
         if not self.loaded:
             return False
-        return self._remember(self._ids, connection_id[:CONNECTION_ID_BYTES], index)
+        return self._remember(
+            self._ids, connection_id[:CONNECTION_ID_BYTES], NUMBER.pack(_checked(index))
+        )
 
-    def _remember(self, where: _core.KernelMap, key: bytes, index: int) -> bool:
+    def _remember(self, where: _core.KernelMap, key: bytes, value: bytes) -> bool:
         """A worker that gave up its rights may not be let on kernels before 5.19."""
         try:
-            where.update(key, NUMBER.pack(_checked(index)))
+            where.update(key, value)
         except OSError as error:
             self.close()
             self.reason = refused(error)
