@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -159,6 +159,14 @@ sim: .venv/stamp-programs
 # Every allocation and system call of the engine fails once; see docs/torture.md.
 torture: .venv/stamp-programs
 	$(BIN)/python tests/torture/torture.py $(ARGS)
+
+# Thousands of sockets that misbehave; see docs/storms.md.
+storm: build
+	PYTHONPATH=tests/processes:tests/wire $(BIN)/python tests/storm/storm.py $(ARGS)
+
+# Half an hour of everything at once; see docs/soak.md.
+soak: build
+	PYTHONPATH=tests/processes $(BIN)/python tests/soak/soak.py $(ARGS)
 
 fuzz: .venv/stamp-build
 	tests/fuzz/run.sh $(ARGS)

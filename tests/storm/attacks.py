@@ -1,0 +1,272 @@
+"""The misbehaviour of a storm: thousands of sockets in one process, until the time is over.
+
+Each attack returns what it did, in numbers. Run by storm.py in a process of its own.
+
+defines: ATTACKS, main
+"""
+
+import contextlib
+import itertools
+import json
+import random
+import resource
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import http2_frames as h2
+from http3_client import Client
+from sublimate.v1.messages_pb2 import CreateMessageRequest
+
+TRICKLE_SECONDS = 0.5
+"""Between two bytes of one socket."""
+READ_BYTES = 4096
+UNREAD_EACH, WHOLE_EACH = 20, 10
+"""One in so many is served: a storm is no load test."""
+RESETS_PER_CONNECTION = 50
+QUIC_CLIENTS = 16
+
+
+def body(max_tokens: int) -> bytes:
+    content = [{"role": "user", "content": "Tell a long story."}]
+    asked = {"model": "default", "max_tokens": max_tokens, "stream": True, "messages": content}
+    return json.dumps(asked).encode()
+
+
+def head(length: int) -> bytes:
+    lines = ["POST /v1/messages HTTP/1.1", "host: localhost", "content-type: application/json"]
+    return "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode()
+
+
+def connect(port: int, small: bool = False) -> socket.socket | None:
+    """None if the server takes no more."""
+    sock = socket.socket()
+    if small:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+    sock.settimeout(5)
+    try:
+        sock.connect(("127.0.0.1", port))
+    except OSError:
+        sock.close()
+        return None
+    sock.setblocking(False)
+    return sock
+
+
+def with_reset(sock: socket.socket) -> None:
+    """Ends it by RST instead of FIN."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+# ---- slow clients --------------------------------------------------------------------------------
+def slow_loris(ports: dict[str, int], sockets: int, seconds: float, _: Path) -> dict[str, int]:
+    """Half of them trickle their headers, half their bodies, and one in twenty reads no answer. Who
+    is sent away comes again."""
+    did = {"opened": 0, "sent away": 0, "bytes": 0, "answers begun": 0}
+    end = time.monotonic() + seconds
+    selector = selectors.DefaultSelector()
+    plans: dict[socket.socket, Iterator[bytes]] = {}
+
+    def begin(number: int) -> None:
+        kind = number % 2 if number % UNREAD_EACH else 2
+        sock = connect(ports["http"], small=kind == 2)
+        if sock is None:
+            return
+        did["opened"] += 1
+        whole = head(len(body(4000))) + body(4000)
+        first = 0 if kind == 0 else len(head(len(body(4000))))
+        if kind == 2:
+            first = len(whole)
+            did["answers begun"] += 1
+        with contextlib.suppress(OSError):
+            sock.send(whole[:first])
+        plans[sock] = (whole[n : n + 1] for n in range(first, len(whole)))
+        if kind != 2:
+            selector.register(sock, selectors.EVENT_READ, number)
+
+    for number in range(sockets):
+        begin(number)
+    while time.monotonic() < end:
+        turn = time.monotonic()
+        for sock, plan in list(plans.items()):
+            byte = next(plan, b"")
+            with contextlib.suppress(OSError):
+                did["bytes"] += sock.send(byte) if byte else 0
+        for key, _ in selector.select(0):
+            gone = key.fileobj
+            assert isinstance(gone, socket.socket)
+            selector.unregister(gone)
+            del plans[gone]
+            gone.close()
+            did["sent away"] += 1
+            begin(key.data)
+        time.sleep(max(0.0, TRICKLE_SECONDS - (time.monotonic() - turn)))
+    for sock in plans:
+        sock.close()
+    return did
+
+
+# ---- resets --------------------------------------------------------------------------------------
+def tcp_resets(ports: dict[str, int], sockets: int, seconds: float, _: Path) -> dict[str, int]:
+    """Connections that ask and are reset: most before the request is whole, some before its answer
+    or within it. `sockets` are open at once."""
+    did = {"opened": 0, "reset": 0, "whole requests": 0}
+    end = time.monotonic() + seconds
+    whole = head(len(body(500))) + body(500)
+    opened: list[socket.socket] = []
+    for number in itertools.count():
+        if time.monotonic() > end:
+            break
+        sock = connect(ports["http"])
+        if sock is None:
+            continue
+        did["opened"] += 1
+        part = whole[: number % len(whole)] if number % WHOLE_EACH else whole
+        did["whole requests"] += part is whole
+        with contextlib.suppress(OSError):
+            sock.send(part)
+        opened.append(sock)
+        if len(opened) >= sockets:
+            for one in opened:
+                with_reset(one)
+            did["reset"] += len(opened)
+            opened.clear()
+    for one in opened:
+        with_reset(one)
+    did["reset"] += len(opened)
+    return did
+
+
+def rapid_resets(ports: dict[str, int], sockets: int, seconds: float, _: Path) -> dict[str, int]:
+    """HTTP/2: streams that are opened with a whole call and reset at once, on all connections."""
+    did = {"connections": 0, "streams": 0, "sent away": 0}
+    request = CreateMessageRequest(model="default", max_tokens=500)
+    request.messages.add(role="user", text="Tell a long story.")
+    call, cancel = h2.message(request.SerializeToString()), struct.pack("!I", h2.CANCEL)
+    fields = h2.call_head("/sublimate.v1.Messages/StreamMessage")
+
+    def streams(first: int) -> bytes:
+        parts: list[bytes] = []
+        for n in range(first, first + 2 * RESETS_PER_CONNECTION, 2):
+            parts.append(h2.frame(h2.HEADERS, h2.END_HEADERS, n, fields))
+            parts.append(h2.frame(h2.DATA, h2.END_STREAM, n, call))
+            parts.append(h2.frame(h2.RST_STREAM, 0, n, cancel))
+        return b"".join(parts)
+
+    end = time.monotonic() + seconds
+    opened: list[h2.Connection] = []
+    first = 1
+    while time.monotonic() < end:
+        while len(opened) < sockets and time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                opened.append(h2.Connection(ports["grpc"], 5))
+                did["connections"] += 1
+        part = streams(first)
+        first += 2 * RESETS_PER_CONNECTION
+        for one in list(opened):
+            if time.monotonic() > end:
+                break
+            if one.send(part):
+                did["streams"] += RESETS_PER_CONNECTION
+            one.read(0.0001)
+            one.frames.clear()
+            if one.is_closed:
+                did["sent away"] += 1
+                opened.remove(one)
+                one.__exit__()
+    for one in opened:
+        one.__exit__()
+    return did
+
+
+def tls_in_clear(ports: dict[str, int], sockets: int, seconds: float, _: Path) -> dict[str, int]:
+    """Handshakes that fail: no TLS is spoken to the TLS ports, so many at once."""
+    did = {"opened": 0}
+    end = time.monotonic() + seconds
+    for number in itertools.count():
+        if time.monotonic() > end:
+            return did
+        sock = connect(ports["grpc"] if number % 4 else ports["https"])
+        if sock is None:
+            continue
+        did["opened"] += 1
+        with contextlib.suppress(OSError):
+            sock.send(h2.PREFACE)
+        opened = RECENT.pop(0) if len(RECENT) >= sockets else None
+        RECENT.append(sock)
+        if opened is not None:
+            opened.close()
+    return did
+
+
+RECENT: list[socket.socket] = []
+
+
+def quic_storm(
+    ports: dict[str, int], sockets: int, seconds: float, certificate: Path
+) -> dict[str, int]:
+    """HTTP/3: first packets from thousands of addresses that never answer, and connections that
+    reset one stream after the other until they are closed for it."""
+    did = {"first packets": 0, "connections": 0, "resets": 0, "closed for it": 0}
+    end = time.monotonic() + seconds
+    pattern = Client(ports["h3"], certificate)
+    first = bytearray(pattern.quic.datagrams_to_send(time.monotonic())[0][0])
+    del pattern
+    spoofed = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(sockets)]
+    clients: list[Client] = []
+    draw = random.Random(1)
+    while time.monotonic() < end:
+        for sock in draw.sample(spoofed, min(100, len(spoofed))):
+            first[6:14] = draw.randbytes(8)  # a destination that is new: what is sealed is noise
+            with contextlib.suppress(OSError):
+                sock.sendto(first, ("127.0.0.1", ports["h3"]))
+            did["first packets"] += 1
+        if len(clients) < QUIC_CLIENTS:
+            clients.append(Client(ports["h3"], certificate))
+            did["connections"] += 1
+        for client in list(clients):
+            if client.handshake is not None and client.may_begin():
+                stream = client.begin("POST", "/v1/messages", body(500))
+                client.send()
+                client.quic.reset_stream(stream, 0x10C)
+                client.quic.stop_stream(stream, 0x10C)
+                did["resets"] += 1
+            client.turn(0.0005)
+            if client.ended is not None:
+                did["closed for it"] += 1
+                clients.remove(client)
+                client.close()
+    for sock in spoofed:
+        sock.close()
+    for client in clients:
+        client.close()
+    return did
+
+
+Attack = Callable[[dict[str, int], int, float, Path], dict[str, int]]
+ATTACKS: dict[str, Attack] = {
+    "slow-loris": slow_loris,
+    "TCP resets": tcp_resets,
+    "HTTP/2 rapid resets": rapid_resets,
+    "HTTP/3 resets": quic_storm,
+    "TLS ports in clear": tls_in_clear,
+}
+
+
+def main() -> None:
+    """Arguments: name, ports as JSON, sockets, seconds, certificate. Prints JSON."""
+    name, ports, sockets, seconds, certificate = sys.argv[1:]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    did = ATTACKS[name](json.loads(ports), int(sockets), float(seconds), Path(certificate))
+    sys.stdout.write(json.dumps(did))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Storms: a server under thousands of sockets that misbehave, and beside them one client that does
+not. Memory must not follow the sockets, descriptors come back, and the good client's slowest
+answers take at most twice as long.
+
+    PYTHONPATH=tests/processes:tests/wire python tests/storm/storm.py [--sockets 2000]
+
+defines: Storm, main
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import attacks
+import httpx
+from servers import Server
+
+from sublimate import _core
+from sublimate.config import Settings, cache_folder
+from sublimate.model.files import fetch
+
+START_SECONDS, SETTLE_SECONDS = 180.0, 30.0
+ANSWER_TOKENS, STEP_US = 400, 1000
+PAUSE_SECONDS = 0.01
+IN_CLEAR = ("HTTP/2 rapid resets",)
+"""Of storms, those on a server without TLS."""
+KIB_PER_SOCKET_MAX = 96
+"""Beyond what a storm needs in any case: grpcio takes some 80 KiB for a connection."""
+BASE_KIB = 32 << 10
+SLOWER_MAX, SLOWER_MS = 2.0, 10.0
+"""Of p99, and what is no difference on a machine with more to run than cores."""
+
+
+@dataclass
+class Figures:
+    """Of one storm."""
+
+    name: str
+    calm_ms: list[float]
+    storm_ms: list[float]
+    did: dict[str, int]
+    kib_before: int
+    kib_peak: int
+    kib_after: int
+    descriptors: tuple[int, int, int]
+    failures: list[str] = field(default_factory=list)
+
+
+def p(share: float, values: list[float]) -> float:
+    return statistics.quantiles(values, n=1000)[round(share * 1000) - 1]
+
+
+class Good:
+    """The client that behaves: short requests, one after the other, over one connection."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=60)
+        self.failures: list[str] = []
+
+    def run(self, seconds: float, stop: threading.Event | None = None) -> list[float]:
+        """Milliseconds of each answer."""
+        took: list[float] = []
+        end = time.monotonic() + seconds
+        asked = {"model": "default", "max_tokens": 4, "temperature": 0}
+        asked["messages"] = [{"role": "user", "content": "hello"}]
+        while time.monotonic() < end and not (stop and stop.is_set()):
+            begun = time.monotonic()
+            try:
+                reply = self._client.post("/v1/messages", json=asked)
+                if reply.status_code != 200:
+                    self.failures.append(f"{reply.status_code}: {reply.text[:100]}")
+            except httpx.HTTPError as error:
+                self.failures.append(f"{type(error).__name__} after {len(took)} answers")
+            took.append((time.monotonic() - begun) * 1000)
+            time.sleep(PAUSE_SECONDS)
+        return took
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Storm:
+    """A server to storm."""
+
+    def __init__(self, folder: Path, sockets: int, seconds: float) -> None:
+        self._folder, self._sockets, self._seconds = folder, sockets, seconds
+        self._certificate = folder / "data" / "tls" / "certificate.pem"
+
+    def server(self, tls: bool) -> Server:
+        """With gRPC, which is in the clear where nothing is TLS."""
+        model = fetch("default", cache_folder(Settings()))
+        vocabulary = len(_core.Gguf(str(model.path)).metadata["tokenizer.ggml.tokens"])
+        script = self._folder / "script.json"
+        answer = [1000 + n % 500 for n in range(ANSWER_TOKENS)]
+        body = {"answers": [[[], answer]], "vocabulary": vocabulary, "step_delay_us": STEP_US}
+        script.write_text(json.dumps(body))
+        command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-level", "error"]
+        command += ["--script", str(script), "--data-dir", str(self._folder / "data")]
+        command += ["--grpc", "on", "--grpc-port", "0"]
+        return Server([*command, *(["--tls", "--tls-port", "0"] if tls else [])])
+
+    def run(self, server: Server, name: str) -> Figures:
+        ports = self._ports(server)
+        edge = server.children()["sublimate.edge"]
+        good = Good(server.url)
+        calm = good.run(self._seconds / 2)
+        before, held = memory_kib(edge), descriptors(edge)
+        kibs, counts = [before], [held]
+        command = [sys.executable, attacks.__file__, name, json.dumps(ports), str(self._sockets)]
+        command += [str(self._seconds), str(self._certificate)]
+        attacker = subprocess.Popen(command, stdout=subprocess.PIPE)
+        over = threading.Event()
+
+        def watch() -> None:
+            while attacker.poll() is None:
+                kibs.append(memory_kib(edge))
+                counts.append(descriptors(edge))
+                time.sleep(0.1)
+            over.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        took = good.run(self._seconds + 120, over)
+        watcher.join()
+        assert attacker.stdout is not None
+        did = json.loads(attacker.stdout.read() or b"{}")
+        attacker.stdout.close()
+        end = time.monotonic() + SETTLE_SECONDS
+        while descriptors(edge) > held and time.monotonic() < end:
+            time.sleep(0.1)
+        good.close()
+        after = (held, max(counts), descriptors(edge))
+        figures = Figures(
+            name, calm, took, did, before, max(kibs), memory_kib(edge), after, good.failures
+        )
+        if server.children().get("sublimate.edge") != edge:
+            figures.failures.append("the edge was replaced")
+        return figures
+
+    def _ports(self, server: Server) -> dict[str, int]:
+        told: dict[str, Any] = httpx.get(f"{server.url}/.well-known/sublimate").json()
+        return told["ports"]
+
+
+def memory_kib(pid: int) -> int:
+    """RssAnon and VmSwap; 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    wanted = [line.split() for line in lines if line.startswith(("RssAnon:", "VmSwap:"))]
+    return sum(int(words[1]) for words in wanted)
+
+
+def descriptors(pid: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return 0
+
+
+def findings(one: Figures, sockets: int) -> list[str]:
+    """What must not be."""
+    found = list(one.failures[:5])
+    if one.kib_peak - one.kib_before > BASE_KIB + KIB_PER_SOCKET_MAX * sockets:
+        found.append("memory followed the sockets")
+    if one.descriptors[2] > one.descriptors[0]:
+        found.append("descriptors did not come back")
+    calm, storm = p(0.99, one.calm_ms), p(0.99, one.storm_ms)
+    if storm > SLOWER_MAX * calm + SLOWER_MS:
+        found.append(f"p99 of the good client: {calm:.0f} ms before, {storm:.0f} ms in it")
+    return [f"{one.name}: {text}" for text in found]
+
+
+def row(one: Figures) -> str:
+    did = ", ".join(f"{count} {what}" for what, count in one.did.items())
+    ms = [f"{p(0.5, of):.1f} / {p(0.99, of):.1f}" for of in (one.calm_ms, one.storm_ms)]
+    memory = " → ".join(f"{k / 1024:.0f}" for k in (one.kib_before, one.kib_peak, one.kib_after))
+    held = " → ".join(map(str, one.descriptors))
+    return f"| {one.name} | {did} | {memory} | {held} | {ms[0]} | {ms[1]} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sockets", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each storm")
+    parser.add_argument("--storm", choices=list(attacks.ATTACKS), action="append")
+    arguments = parser.parse_args()
+    found: list[str] = []
+    sys.stdout.write(
+        "| storm | what was done | memory, MiB | descriptors | p50 / p99 before, ms | in it |\n"
+        "|---|---|---|---|---|---|\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        storm = Storm(Path(folder), arguments.sockets, arguments.seconds)
+        for name in arguments.storm or list(attacks.ATTACKS):
+            with storm.server(tls=name not in IN_CLEAR) as server:
+                server.ready(START_SECONDS)
+                figures = storm.run(server, name)
+            sys.stdout.write(row(figures) + "\n")
+            sys.stdout.flush()
+            found += findings(figures, arguments.sockets)
+    sys.stdout.write("\n".join(found or ["Nothing was found."]) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
