@@ -22,7 +22,9 @@ from sublimate.config import EdgeSettings
 from sublimate.errors import ConfigError
 from sublimate.guard.upstream import Upstream
 from sublimate.keys import KeyLimits, add_key
-from sublimate.wire.frames import FrameDecoder, event_json
+from sublimate.v1.messages_pb2 import CreateMessageRequest
+from sublimate.wire.frames import FrameDecoder, event_json, message_json
+from test_grpc import connected
 
 SAID = {"say hello": "From the other one.", "count": "1 2 3 " * 300}
 FALLBACK = "fallback"
@@ -172,6 +174,19 @@ def test_an_engine_that_is_back_is_tried_by_one_request_first(messages: Served) 
         assert text_of(messages.message()) == "Hello there!"
         wait_until(lambda: fallback.engine_circuit.state == "closed")
         assert counted(messages, "circuit_state", 'to="engine"', 'state="closed"') == 1
+
+
+def test_calls_of_grpc_are_answered_too(other: Served) -> None:
+    request = CreateMessageRequest(json_body=msgspec.json.encode(body()))
+    with (
+        serve(settings=EdgeSettings(fallback=other.url), grpc=True) as served,
+        connected(served) as client,
+        down(served),
+    ):
+        reply = client.CreateMessage(request, timeout=10)
+        assert message_json(reply)["content"][0]["text"] == SAID["say hello"]
+        kinds = [event_json(event)["type"] for event in client.stream(request, timeout=10)]
+        assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
 
 
 # ---- an engine that is full ----------------------------------------------------------------------

@@ -277,6 +277,29 @@ def test_a_hung_engine_under_load_fails_its_clients_and_is_restarted(script: Pat
         assert server.children()[ENGINE] != engine
 
 
+def test_while_an_engine_hangs_another_server_answers(script: Path) -> None:
+    with serving("--script", str(script)) as other:
+        other.ready()
+        more = ("--watchdog-seconds", "4", "--fallback", other.url)
+        with serving("--script", str(script), *more) as server:
+            server.ready()
+            os.kill(server.children()[ENGINE], signal.SIGSTOP)
+            answers: list[Stream] = []
+
+            def is_elsewhere() -> bool:
+                stream = Stream()
+                asyncio.run(stream.run(server.url, 5))
+                answers.append(stream)
+                return b"x-compute-path: fallback" in stream.body.lower()
+
+            wait_until(is_elsewhere, 10)
+            assert answers[-1].whole and not answers[-1].failed
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                server.get("/readyz")
+            server.event("lost")
+            server.ready()
+
+
 def test_without_an_engine_requests_are_503_with_retry_after(server: Server) -> None:
     os.kill(server.children()[ENGINE], signal.SIGSTOP)
     stopped = server.children()[ENGINE]
