@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness import serve
 from sublimate.config import EdgeSettings
 from sublimate.kernel.connections import COUNTERS, HOOKS, PROGRAMS, Connections
-from sublimate.kernel.metrics import connection_families, steering_families
+from sublimate.kernel.metrics import connection_families
 from sublimate.kernel.steering import Steering
 
 ENDINGS = {
@@ -59,8 +59,9 @@ def tell() -> Told:
         text = served.client.get("/metrics").text
     assert all(f"# TYPE {family.name}" in text for family in families)
     names = {"model_name": "tiny", "engine": "0"}
-    families += connection_families(Loaded(), names)
-    families += steering_families(LoadedSteering(), names)
+    state = Loaded()
+    state.steering = LoadedSteering()
+    families += connection_families(state, names)
     labels = {
         family.name + ending: frozenset(family._labelnames)
         for family in families
