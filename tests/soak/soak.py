@@ -38,8 +38,11 @@ RESTS, RELOADS = 120, 90
 """In all of a run: every 15 and every 20 s in one of half an hour."""
 ENGINE_KILLS, EDGE_KILLS = 15, 6
 """In the first half."""
-SETTLE_SHARE = 0.04
-"""Of the run, after the last kill, until figures count: caches fill again."""
+RENEWALS = 4
+"""There too: all workers are replaced, one at a time, as `sublimate reload` does."""
+SETTLE_SHARE = 0.2
+"""Of the run, after the last kill, until figures count: bounded caches fill again, the largest of
+them with answers that a client may ask for once more, 1,000 of them or 8 MiB for ten minutes."""
 AT_REST = ("num_requests_running", "num_requests_waiting", "slots_in_use", "answers_open")
 AT_REST_TOO = ("kv_pages_reserved",)
 
@@ -53,7 +56,7 @@ class Soak:
         self.samples: list[figures.Sample] = []
         self.kills: list[tuple[float, str]] = []
         self.findings: list[str] = []
-        self.rests = self.reloads = 0
+        self.rests = self.reloads = self.renewals = 0
         self.tally = visitors.Tally()
         self._began = 0.0
 
@@ -107,6 +110,7 @@ class Soak:
             + [(self.seconds * n / RELOADS, "reload") for n in range(1, RELOADS + 1)]
             + [(half * n / (ENGINE_KILLS + 1), "engine") for n in range(1, ENGINE_KILLS + 1)]
             + [(half * n / (EDGE_KILLS + 1) + 3, "edge") for n in range(1, EDGE_KILLS + 1)]
+            + [(half * (n - 0.4) / RENEWALS, "renewal") for n in range(1, RENEWALS + 1)]
         )
         for at, what in plan:
             time.sleep(max(0.0, self._began + at - time.monotonic()))
@@ -118,6 +122,9 @@ class Soak:
             elif what == "reload":
                 server.signal(signal.SIGHUP)
                 self.reloads += 1
+            elif what == "renewal":
+                server.signal(signal.SIGUSR2)
+                self.renewals += 1
             else:
                 self._kill(server, what)
 
@@ -165,7 +172,7 @@ class Soak:
         lines = [f"{self.tally.requests} requests in {self.seconds / 60:.1f} minutes over "]
         lines[0] += f"{', '.join(dict.fromkeys(CROWD))}; {len(self.kills)} kills "
         lines[0] += f"({sum(who == 'engine' for _, who in self.kills)} of the engine), "
-        lines[0] += f"{self.reloads} reloads, {self.rests} rests."
+        lines[0] += f"{self.renewals} renewals, {self.reloads} reloads, {self.rests} rests."
         lines += ["", "| outcome | requests |", "|---|---|"]
         lines += [f"| {name} | {count} |" for name, count in sorted(outcomes.items())]
         lines += ["", figures.table(trends), ""]
