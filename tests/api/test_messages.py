@@ -12,7 +12,7 @@ from grammar import check_stream, prompt_tokens
 from harness import ANSWERS, Served, body, serve, wait_until
 from sublimate import _core, policy
 from sublimate.config import EdgeSettings
-from sublimate.edge.app import package_version
+from sublimate.edge.version import package_version
 from sublimate.model.turns import said
 from sublimate.policy import headroom_of
 from sublimate.v1 import layer_pb2

@@ -62,7 +62,9 @@ class Server:
         ]
         for thread in self._threads:
             thread.start()
-        self.url = ""
+        self.url = self.https = ""
+        self.data = Path()
+        """Its data folder, where a test has set one."""
 
     def _read_events(self) -> None:
         assert self.process.stdout is not None

@@ -6,12 +6,16 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
-from servers import Server
+from servers import Server, wait_until
 from test_serve import EDGE, ENGINE, Stream, load_and, serving
 
+from http3_client import Client
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.model.files import fetch
@@ -33,9 +37,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     (folder / "script.json").write_bytes(msgspec.json.encode(script))
     flags = ("--script", str(folder / "script.json"), "--data-dir", str(folder))
-    with serving(*flags, "--workers", str(WORKERS), "--drain-seconds", "20") as running:
-        running.ready()
+    # Without the kernel's memory of addresses its hash spreads the connections of one client.
+    tls = ("--tls", "--tls-port", "0", "--grpc", "off", "--no-kernel-state")
+    with serving(*flags, *tls, "--workers", str(WORKERS), "--drain-seconds", "20") as running:
+        running.https = running.ready()["edge"]["https"]
+        running.data = folder
         yield running
+
+
+@pytest.fixture
+def certificate(server: Server) -> Path:
+    return server.data / "tls" / "certificate.pem"
 
 
 def samples(server: Server, name: str, label: str) -> dict[str, float]:
@@ -136,3 +148,129 @@ def test_a_reload_replaces_every_edge_and_loses_no_request(server: Server) -> No
     assert after[ENGINE] == before[ENGINE], "nothing of theirs has changed"
     assert set(after[EDGE]).isdisjoint(before[EDGE]) and len(after[EDGE]) == WORKERS
     print(f"reload took {time.monotonic() - begin:.1f} s, {len(streams)} requests, none lost")
+
+
+# ---- what several edges share --------------------------------------------------------------------
+def message(stream: bool = False) -> dict[str, Any]:
+    return {
+        "model": "default",
+        "max_tokens": 5,
+        "stream": stream,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+
+
+def asked(server: Server, method: str, path: str, count: int = 8, **more: Any) -> list[Any]:
+    """Answers to the same request on connections of their own, so on either edge."""
+    found: list[httpx.Response] = []
+    for _ in range(count):
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            found.append(client.request(method, path, **more))
+    return found
+
+
+def test_a_repeat_finds_its_answer_on_whichever_edge(server: Server) -> None:
+    for stream in (False, True):
+        headers = {"idempotency-key": f"key-{stream}"}
+        replies = asked(server, "POST", "/v1/messages", json=message(stream), headers=headers)
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.text for reply in replies}) == 1
+        replayed = [reply.headers.get("idempotency-replayed") for reply in replies]
+        assert replayed == [None, *["true"] * 7]
+
+
+def test_batches_and_files_are_one_edge_s_and_all_reach_them(server: Server) -> None:
+    requests = [{"custom_id": f"c{number}", "params": message()} for number in range(3)]
+    made = asked(server, "POST", "/v1/messages/batches", 2, json={"requests": requests})
+    paths = [f"/v1/messages/batches/{reply.json()['id']}" for reply in made]
+    for path in paths:
+        wait_until(
+            lambda path=path: (
+                asked(server, "GET", path, 1)[0].json()["processing_status"] == "ended"
+            ),
+            10,
+        )
+        results = asked(server, "GET", path + "/results")
+        assert {len(reply.text.splitlines()) for reply in results} == {3}
+    content = b"a text " * 50_000
+    upload = {"file": ("a.txt", content, "text/plain")}
+    files = [reply.json()["id"] for reply in asked(server, "POST", "/v1/files", 4, files=upload)]
+    for identifier in files:
+        shown = asked(server, "GET", f"/v1/files/{identifier}", 4)
+        assert {reply.json()["size_bytes"] for reply in shown} == {len(content)}
+    small = {"file": ("b.txt", b"short", "text/plain")}
+    uploaded = asked(server, "POST", "/v1/files", 1, files=small)[0].json()
+    source = {"type": "file", "file_id": uploaded["id"]}
+    body = message()
+    body["messages"][0]["content"] = [{"type": "document", "source": source}]
+    replies = asked(server, "POST", "/v1/messages", json=body)
+    assert {reply.status_code for reply in replies} == {200}
+
+
+def test_what_an_edge_has_made_is_found_by_its_id_on_the_other(server: Server) -> None:
+    body: dict[str, Any] = {"model": "default", "input": "hello", "max_output_tokens": 16}
+    made = asked(server, "POST", "/v1/responses", json=body)
+    for reply in made:
+        identifier = reply.json()["id"]
+        assert asked(server, "GET", f"/v1/responses/{identifier}", 1)[0].status_code == 200
+        again = {**body, "previous_response_id": identifier}
+        assert asked(server, "POST", "/v1/responses", 1, json=again)[0].status_code == 200
+        story = asked(server, "GET", f"/v1/debug/requests/{reply.headers['x-request-id']}", 1)[0]
+        assert story.status_code == 200
+    assert len({reply.json()["id"][5:7] for reply in made}) == WORKERS, "both have made some"
+    unknown = asked(server, "GET", "/v1/responses/resp_01" + "0" * 22)
+    assert {reply.status_code for reply in unknown} == {404}
+
+
+def test_one_scrape_tells_of_all_workers(server: Server) -> None:
+    before = samples(server, "http_responses_total", "worker")
+    asked(server, "POST", "/v1/messages", json=message())
+    after = samples(server, "http_responses_total", "worker")
+    assert set(after) == {"0", "1"} and sum(after.values()) >= sum(before.values()) + 8
+    assert samples(server, "kv_pages", "engine") == {"0": 4096.0, "1": 4096.0}
+    text = asked(server, "GET", "/metrics", 1)[0].text
+    helps = [line for line in text.splitlines() if line.startswith("# HELP")]
+    assert len(helps) == len(set(helps)), "each family once"
+
+
+# ---- HTTP/3 --------------------------------------------------------------------------------------
+def test_quic_goes_on_where_its_client_s_address_changes(server: Server, certificate: Path) -> None:
+    """A datagram from the new address may come to another edge's socket, which hands it on."""
+    port = int(server.https.rpartition(":")[2])
+    for seed in range(2):
+        client = Client(port, certificate, seed=seed)
+        client.run(lambda client=client: client.handshake is not None)
+        for _ in range(12):
+            client.rebind()
+            assert client.ask("GET", "/livez").status == 200
+        stream = client.begin("POST", "/v1/messages", msgspec.json.encode(message(stream=True)))
+        answer = client.answers[stream]
+        client.run(lambda answer=answer: answer.body != b"")
+        client.rebind()
+        client.quic.send_ping(1)
+        client.run(lambda answer=answer: answer.is_complete)
+        assert b"message_stop" in answer.body
+        client.close()
+
+
+def test_a_reload_lets_streams_over_quic_finish(server: Server, certificate: Path) -> None:
+    port = int(server.https.rpartition(":")[2])
+    clients = [Client(port, certificate, seed=seed) for seed in range(4)]
+    body = msgspec.json.encode({**message(stream=True), "max_tokens": ANSWER_TOKENS})
+    streams: list[int] = []
+    for client in clients:
+        client.run(lambda client=client: client.handshake is not None)
+        streams.append(client.begin("POST", "/v1/messages", body))
+        answer = client.answers[streams[-1]]
+        client.run(lambda answer=answer: answer.body != b"")
+    server.signal(signal.SIGUSR2)
+    for client, stream in zip(clients, streams, strict=True):
+        client.run(lambda client=client, stream=stream: client.answers[stream].is_complete)
+        assert client.answers[stream].status == 200
+        assert b"message_stop" in client.answers[stream].body
+        client.linger(0.1)
+        client.close()
+    assert server.event("reloaded", 60.0)["failure"] == ""
+    again = Client(port, certificate, seed=9)
+    assert again.ask("GET", "/livez").status == 200
+    again.close()

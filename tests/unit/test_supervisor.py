@@ -72,7 +72,7 @@ def test_the_wire_form_is_the_documented_one() -> None:
         (
             channel.ToEdge,
             {"start", "engine_up", "engine_lost", "engine_leaving", "health", "kernel_memory"}
-            | {"reload", "drain", "stop"},
+            | {"sibling", "sibling_gone", "reload", "drain", "stop"},
         ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}

@@ -20,6 +20,7 @@ from ..edge.observe.narrate import told_record, view
 from ..edge.observe.stories import Story
 from ..edge.observe.timing import NS_PER_MS
 from ..edge.observe.trace import EngineTrace
+from ..edge.relay import ElsewhereError, kept_elsewhere
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -54,10 +55,18 @@ def _row(story: Story, now_ns: int) -> dict[str, Any]:
 
 def request(server: EdgeServer, exchange: Exchange) -> None:
     """One with everything that is known of it. Raises ApiError (404)."""
-    story = server.stories.find(exchange.request.segments()[-1], exchange.tenant_key)
+    identifier = exchange.request.segments()[-1]
+    story = server.stories.find(identifier, exchange.tenant_key)
     if story is None:
-        raise ApiError("unknown_request", maximum=limits.STORIES_MAX)
+        if (worker := kept_elsewhere(server, exchange, identifier)) is not None:
+            raise ElsewhereError(worker, _unknown)
+        _unknown()
+        return
     exchange.send_json(200, ENCODE(view(story, time.monotonic_ns())))
+
+
+def _unknown() -> None:
+    raise ApiError("unknown_request", maximum=limits.STORIES_MAX)
 
 
 def follow(server: EdgeServer, exchange: Exchange) -> None:

@@ -5,6 +5,7 @@ defines: empty, live, ready, health, version, metrics
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from .. import _core
 from ..edge.exchange import Exchange
 from ..edge.observe import metrics as numbers
+from ..edge.relay import ask
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -81,5 +83,10 @@ def well_known(server: EdgeServer, exchange: Exchange) -> None:
     exchange.send_json(200, msgspec.json.encode(body))
 
 
-def metrics(server: EdgeServer, exchange: Exchange) -> None:
-    exchange.send(200, [("content-type", numbers.CONTENT_TYPE)], server.metrics.exposition())
+async def metrics(server: EdgeServer, exchange: Exchange) -> None:
+    """Of all workers, whichever is asked."""
+    mine = server.metrics.exposition()
+    if not exchange.is_relayed and server.place.workers > 1:
+        asked = (ask(server, number, exchange) for number in server.siblings.numbers)
+        mine = numbers.merged([mine, *await asyncio.gather(*asked)])
+    exchange.send(200, [("content-type", numbers.CONTENT_TYPE)], mine)

@@ -12,7 +12,7 @@ from ..edge.errors import MESSAGES_SHAPE
 from ..edge.routes import Handler, Methods, Routes
 from . import debug, models, openapi, policy, probes, tokenise
 from .batches import handlers as batches
-from .batches.runner import resume
+from .batches.runner import Batches, resume
 from .files import handlers as files
 from .files import upload
 from .messages import handlers as messages
@@ -107,6 +107,19 @@ REPLAY_SAFE: tuple[Handler, ...] = (
     tokenise.tokenize,
     tokenise.detokenize,
 )
+OF_FIRST: tuple[Handler, ...] = (
+    batches.create,
+    batches.list_batches,
+    batches.retrieve,
+    batches.delete,
+    batches.cancel,
+    batches.results,
+    files.create,
+    files.list_files,
+    files.retrieve,
+    files.delete,
+    files.content,
+)
 ROUTES = Routes(
     TABLE,
     SHAPES,
@@ -115,4 +128,6 @@ ROUTES = Routes(
     _methods,
     REPLAY_SAFE,
     {messages.create_message: retelling},
+    OF_FIRST,
+    (Batches, upload.Files),
 )

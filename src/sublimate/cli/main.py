@@ -23,6 +23,7 @@ from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
 from .output import note, run_guarded
+from .reload import reload_command
 from .rollout import rollout_app
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
 app.command("kernel")(kernel)
+app.command("reload")(reload_command)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 
@@ -347,10 +349,9 @@ def models(
     """List models: known, and which of them are here."""
 
     def action() -> int:
-        effective = _settings(config, cache_dir=cache_dir)
         from .models import models as run
 
-        return run(effective, json)
+        return run(_settings(config, cache_dir=cache_dir), json)
 
     _exit(run_guarded(action))
 
@@ -542,10 +543,9 @@ def config_show(json: flags.Json = False, config: flags.ConfigFile = None) -> No
     """The settings that hold, and where each came from."""
 
     def action() -> int:
-        effective = _settings(config)
         from .config import show
 
-        return show(effective, json)
+        return show(_settings(config), json)
 
     _exit(run_guarded(action))
 

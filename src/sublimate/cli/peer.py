@@ -143,11 +143,12 @@ def configured_peer(effective: Effective, url: str, certificate: Path | None = N
 
 
 def gauges(exposition: bytes) -> dict[str, float]:
-    """The plain samples of /metrics by name, without our prefix."""
+    """The plain samples of /metrics by name, without our prefix; of several workers their sum."""
     found: dict[str, float] = {}
     for match in SAMPLE.finditer(exposition.decode(errors="replace")):
         with contextlib.suppress(ValueError):
-            found[match[1].removeprefix("sublimate_")] = float(match[2])
+            name = match[1].removeprefix("sublimate_")
+            found[name] = found.get(name, 0.0) + float(match[2])
     return found
 
 

@@ -4,9 +4,9 @@ A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, t
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Weights, Ready,
-         Failed, Attached), to the edge (Start, KernelMemory, EngineUp, EngineLost, EngineLeaving,
-         Health, Reload, Drain, Stop), from it (EdgeReady, RegionBroken, EngineIdle, Drained),
-         Received, Channel, names of threads
+         Failed, Attached), to the edge (Start, Sibling, SiblingGone, KernelMemory, EngineUp,
+         EngineLost, EngineLeaving, Health, Reload, Drain, Stop), from it (EdgeReady, RegionBroken,
+         EngineIdle, Drained), Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -113,6 +113,22 @@ class Start(Message, frozen=True, tag="start"):
     """That of its engines, as in Load."""
     waits: bool = False
     """It takes over from another: it listens once there is an engine."""
+    extras: tuple[str, ...] = ()
+    """Names of the descriptors behind the sockets: inbox, that of this edge (edge/siblings.py);
+    quotas, memory of all edges (edge/ledger.py)."""
+
+
+class Sibling(Message, frozen=True, tag="sibling"):
+    """Another edge of the server runs; its inbox travels with this message."""
+
+    number: int
+    worker: int
+
+
+class SiblingGone(Message, frozen=True, tag="sibling_gone"):
+    """It has ended."""
+
+    number: int
 
 
 class KernelMemory(Message, frozen=True, tag="kernel_memory"):
@@ -216,7 +232,17 @@ class Drained(Message, frozen=True, tag="drained"):
 ToEngine = Load | Attach | Detach | Stop
 FromEngine = Progress | Weights | Ready | Failed | Attached
 ToEdge = (
-    Start | KernelMemory | EngineUp | EngineLost | EngineLeaving | Health | Reload | Drain | Stop
+    Start
+    | Sibling
+    | SiblingGone
+    | KernelMemory
+    | EngineUp
+    | EngineLost
+    | EngineLeaving
+    | Health
+    | Reload
+    | Drain
+    | Stop
 )
 FromEdge = EdgeReady | RegionBroken | EngineIdle | Drained
 

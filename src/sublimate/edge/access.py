@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..keys import NamedKey, read_keys
 from .errors import ApiError
 from .exchange import Exchange, Header, Request
+from .ledger import SharedLedgers
 from .quota import FIELDS, KINDS, NOBODY, Owner, Quota
 from .record import Tenant
 
@@ -56,14 +57,17 @@ NAME_LABEL = b"name:"
 class Access:
     """The rules of one server. On the event loop's thread only."""
 
-    def __init__(self, settings: EdgeSettings, secret: bytes = b"") -> None:
-        """secret: that all edges of a server tell tenants apart by; empty: one of the keys. Raises
-        ConfigError for a keys file that is not valid."""
+    def __init__(
+        self, settings: EdgeSettings, secret: bytes = b"", ledgers: SharedLedgers | None = None
+    ) -> None:
+        """secret: that all edges of a server tell tenants apart by; empty: one of the keys.
+        ledgers: where they count together. Raises ConfigError for a keys file that is not valid."""
         digests = [_digest(key.encode()) for key in settings.api_keys]
         self._unnamed = [(digest, Owner(digest)) for digest in digests]
         self._file = Path(settings.keys_file) if settings.keys_file else None
         self._owners: list[tuple[bytes, Owner]] = []
         self._quotas: dict[str, Quota] = {}
+        self._ledgers = ledgers
         self._has_file = False
         """It was there once. One whose last key was removed opens nothing."""
         self.reload()
@@ -97,7 +101,8 @@ class Access:
         for name, key in named.items():
             quota = self._quotas.get(name)
             if quota is None:
-                quota = Quota(key)
+                ledger = self._ledgers.of(name) if self._ledgers is not None else None
+                quota = Quota(key, ledger=ledger)
             else:
                 quota.set_limits(key)
             quotas[name] = quota

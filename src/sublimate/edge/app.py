@@ -1,6 +1,6 @@
 """The edge as one object: settings, model, engine link, open answers, and what they all share.
 
-defines: Part, EdgeServer
+defines: EdgeServer
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import _core
 from ..config import EdgeSettings
@@ -24,7 +23,7 @@ from ..errors import ConfigError
 from ..guard.standing import Standing
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
-from . import limits
+from . import limits, relay
 from .access import Access
 from .engine import EngineLink
 from .engines import Engines
@@ -32,6 +31,7 @@ from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
 from .idempotency import Outcomes, may_repeat
+from .ledger import SharedLedgers
 from .limits import HttpLimits
 from .masks import yield_to_others
 from .observe.leftovers import orphan_families
@@ -39,13 +39,16 @@ from .observe.log import log_body, log_exchange
 from .observe.metrics import Metrics
 from .observe.stories import Stories
 from .observe.telemetry import open_telemetry
+from .part import Part, SomePart
 from .place import ALONE, Place
 from .relief import Relief, is_relieved
 from .routes import Routes
 from .sampling import Sampling, SamplingFields, check_sampling
+from .siblings import Siblings
 from .stream import Answer
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
+from .version import package_version
 
 if TYPE_CHECKING:
     from .grpc.listener import GrpcListener
@@ -59,26 +62,8 @@ GRPC = "application/grpc"
 CLIENT_GONE = "client_gone"
 
 
-def package_version() -> str:
-    try:
-        return metadata.version("sublimate")
-    except metadata.PackageNotFoundError:
-        return "0.0.0+source"
-
-
-class Part(Protocol):
-    """What a surface keeps for the life of a server."""
-
-    def __init__(self, server: EdgeServer) -> None: ...
-
-    def drain(self) -> None:
-        """Begin nothing new."""
-        ...
-
-    def close(self) -> None: ...
-
-
-SomePart = TypeVar("SomePart", bound=Part)
+SomeResult = TypeVar("SomeResult")
+_NO_TIMER: asyncio.TimerHandle | None = None
 
 
 class EdgeServer:
@@ -91,6 +76,7 @@ class EdgeServer:
         routes: Routes,
         http_limits: HttpLimits | None = None,
         place: Place = ALONE,
+        ledgers: SharedLedgers | None = None,
     ) -> None:
         self.settings = settings
         self.place = place
@@ -98,7 +84,7 @@ class EdgeServer:
         self.routes = routes
         self.limits = http_limits or HttpLimits()
         self.takes_gzip = settings.request_gzip
-        self.access = Access(settings, place.key("tenants") if place.secret else b"")
+        self.access = Access(settings, place.key("tenants") if place.secret else b"", ledgers)
         self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
@@ -107,6 +93,7 @@ class EdgeServer:
         self.standing = Standing()
         """Of the engines, as the watchdog tells it."""
         self.draining = self.leaving = False
+        self.began_seconds = time.monotonic()
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
         """Of work that no request for an answer waits for."""
@@ -129,11 +116,10 @@ class EdgeServer:
         self._answers: set[Answer] = set()
         self._parts: dict[type[Part], Part] = {}
         self.relief: Relief | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._drained: Callable[[], None] | None = None
-        self._drain_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._drain_timer = self._idle_timer = _NO_TIMER
         self._listeners: list[asyncio.Server] = []
         self._quic: QuicListener | None = None
         self._tls: ssl.SSLContext | None = None
@@ -144,6 +130,8 @@ class EdgeServer:
         self.tls_info: dict[str, str] = {}
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
         self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
+        self.siblings = Siblings(self.loop, place)
+        relay.serve_siblings(self)
         self.metrics.engines = lambda: self.engines.links
         self.metrics.worker = str(place.worker) if place.workers > 1 else None
         self.metrics.parts += [self.standing.families, orphan_families]
@@ -211,7 +199,8 @@ class EdgeServer:
         from .quic.listener import QuicListener  # only who needs it pays for its import
 
         settings = self.settings
-        self._quic = QuicListener(self, self.loop, sock, settings.tls_certificate, settings.tls_key)
+        files = settings.tls_certificate, settings.tls_key
+        self._quic = QuicListener(self, self.loop, sock, *files, self.siblings)
         self.ports["h3"] = sock.getsockname()[1]
         self.protocols.append("h3")
 
@@ -263,8 +252,9 @@ class EdgeServer:
             self.access.check(exchange)
             if exchange.request.method != "OPTIONS":
                 exchange.handler = self.routes.find(exchange.request)
-                if (make_sink := self.routes.sinks.get(exchange.handler)) is not None:
-                    exchange.sink = make_sink(self, exchange)
+                if not relay.relays_to_first(self, exchange):
+                    make_sink = self.routes.sinks.get(exchange.handler)
+                    exchange.sink = make_sink(self, exchange) if make_sink is not None else None
         except ApiError as error:
             return error
         return None
@@ -282,6 +272,7 @@ class EdgeServer:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
         try:
             if exchange.refusal is None and may_repeat(exchange):
+                relay.kept_here_or_raise(self, exchange)
                 made = self.part(Outcomes).enter(exchange)
                 if made is None:
                     return  # another exchange makes its answer, or has made it
@@ -310,12 +301,16 @@ class EdgeServer:
 
     def spawn(self, exchange: Exchange, story: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that answers; what it raises becomes one row of the error table."""
-        task = self.loop.create_task(self._run(exchange, story))
+        return self.hold(self._run(exchange, story))
+
+    def hold(self, story: Coroutine[Any, Any, SomeResult]) -> asyncio.Task[SomeResult]:
+        """Run it; the server is not drained before it has ended."""
+        task = self.loop.create_task(story)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._tell_if_drained()
 
@@ -334,6 +329,9 @@ class EdgeServer:
             exchange.lease.cancel()
         if isinstance(error, ApiError):
             exchange.fail(error)
+            return
+        if isinstance(error, relay.ElsewhereError):
+            self.hold(self._run(exchange, relay.relay_or(self, exchange, error)))
             return
         LOG.error("%s: a handler failed", exchange.request_id, exc_info=error)
         exchange.fail(ApiError("internal"))
@@ -537,8 +535,13 @@ class EdgeServer:
     def _hand_over(self, seconds: float) -> None:
         for listener in self._listeners:
             listener.close()
+        if self._quic is not None:
+            self._quic.stop_reading()
         for part in self._parts.values():
             part.drain()
+        for kind in self.routes.with_folders:
+            if (part := self._parts.pop(kind, None)) is not None:
+                part.close()  # the other process wants the folder
         for connection in list(self._connections):
             connection.go_away()
         self._idle_timer = self.loop.call_later(limits.LEAVING_IDLE_SECONDS, self._close_idle)
@@ -582,6 +585,7 @@ class EdgeServer:
             connection.close()
         if self._quic is not None:
             self._quic.close()
+        self.siblings.close()
         self.engines.close()
         if self.telemetry is not None:
             self.telemetry.close()

@@ -1,10 +1,11 @@
 """One request with its answer. Handlers write here; a wire (wire.py) carries it to the client.
 
-defines: Request, BodySink, Exchange
+defines: RELAYED, name_process, worker_of, new_identifier, Request, BodySink, Exchange
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -24,21 +25,39 @@ JSON_TYPE = ("content-type", "application/json")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 REQUEST_ID_BYTES = 12
 
-_PROCESS_PREFIX = secrets.token_hex(REQUEST_ID_BYTES // 2)
+RELAYED = b"x-sublimate-relayed"
+"""Base URL of the connection that a request came on which another edge has handed on; believed on
+connections of siblings alone (relay.py)."""
+IDENTIFIER = re.compile(r"[a-z]+_([0-9a-f]{2})[0-9a-f]{22}", re.ASCII)
 
 
 class _Sequence:
     """Identifiers that are unique without a draw of randomness each."""
 
     def __init__(self) -> None:
+        self.prefix = secrets.token_hex(REQUEST_ID_BYTES // 2)
+        """Of this process."""
         self._next = secrets.randbits(REQUEST_ID_BYTES * 2)
 
     def take(self) -> str:
         self._next += 1
-        return f"{_PROCESS_PREFIX}{self._next & 0xFFFFFFFFFFFF:012x}"
+        return f"{self.prefix}{self._next & 0xFFFFFFFFFFFF:012x}"
 
 
 _identifiers = _Sequence()
+
+
+def name_process(worker: int) -> None:
+    """Of several workers: from now on identifiers tell which one has made them."""
+    if not 0 <= worker <= 0xFF:
+        raise ValueError("a worker's number has two digits")
+    _identifiers.prefix = f"{worker:02x}{_identifiers.prefix[2:]}"
+
+
+def worker_of(identifier: str) -> int | None:
+    """Who has made it, if it was one of several workers; None for what is no identifier of ours."""
+    match = IDENTIFIER.fullmatch(identifier)
+    return None if match is None else int(match[1], 16)
 
 
 def new_identifier(kind: str) -> str:
@@ -99,6 +118,7 @@ class Exchange:
         "give_way",
         "handler",
         "is_carrier",
+        "is_relayed",
         "lease",
         "on_gone",
         "owner",
@@ -144,6 +164,8 @@ class Exchange:
         """Ends it for a request of its owner that would find no place otherwise; None: it stays."""
         self.lease: Lease | None = None
         """What the owner's limits were charged for it."""
+        self.is_relayed = False
+        """Another edge of this server has handed it on (relay.py)."""
         self.is_carrier = False
         """Of a call of gRPC, which has an exchange of its own: logs and counters are that one's."""
         self.standing_headers: list[Header] = []

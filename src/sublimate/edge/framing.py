@@ -91,6 +91,8 @@ class Http1Wire:
         self._connection.transport.abort()
 
     def base_url(self) -> str:
+        if self._connection.is_relayed:
+            return self._connection.relayed_url
         transport = self._connection.transport
         host, port, *_ = transport.get_extra_info("sockname")
         scheme = "https" if self._connection.is_secure else "http"

@@ -29,6 +29,7 @@ from .json_bounds import check_json
 from .memory import trimmed
 from .observe.metrics import PARTS_PER_MILLION
 from .observe.timing import Timing
+from .relay import ElsewhereError
 from .textmodel import TextModel
 
 if TYPE_CHECKING:
@@ -205,7 +206,11 @@ def prepared(
 
     def work() -> Prompt:
         check_json(body)
-        generation = read(body)
+        try:
+            generation = read(body)
+        except ElsewhereError:
+            request.body = body  # it goes on from here
+            raise
         return prepare(
             generation,
             server.model,

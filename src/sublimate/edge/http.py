@@ -30,7 +30,7 @@ import httptools
 from ..kernel.keys import NO_KEY, tcp_key
 from . import limits
 from .errors import ApiError, ErrorShape
-from .exchange import Exchange, Request
+from .exchange import RELAYED, Exchange, Request
 from .framing import Http1Wire
 from .incoming import IncomingBody
 from .limits import HttpLimits
@@ -114,14 +114,18 @@ class HttpConnection(asyncio.Protocol):
         application: Application,
         loop: asyncio.AbstractEventLoop,
         standing: Sequence[Header] = (),
+        relayed: bool = False,
     ) -> None:
-        """standing: headers of each answer here."""
+        """standing: headers of each answer here. relayed: another edge has opened it."""
         self.transport: Any = None
         self.standing = standing
         self.descriptor = -1
         """Of the socket, while it may be written past the transport."""
         self.is_secure = False
         """TLS."""
+        self.is_relayed = relayed
+        self.relayed_url = ""
+        """Of the server, as the client of the other edge reached it."""
         self.limits = application.limits
         self.key = NO_KEY
         self._application = application
@@ -167,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=self.limits.unsent_bytes_max)
         sock = self.transport.get_extra_info("socket")
         self.is_secure = self.transport.get_extra_info("sslcontext") is not None
-        if sock is not None and not self.is_secure:
+        if sock is not None and not self.is_secure and not self.is_relayed:
             self.descriptor = sock.fileno()
         if not self._application.connection_opened(self):
             self._refuse(ApiError("too_many_connections").after(limits.OVERLOAD_RETRY_SECONDS))
@@ -310,6 +314,9 @@ class HttpConnection(asyncio.Protocol):
         keep_alive = keep_alive and not self._application.leaving
         exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
         self._exchange = exchange
+        if self.is_relayed:
+            exchange.is_relayed = True
+            self.relayed_url = fields.pop(RELAYED, b"").decode("latin-1")
         exchange.error_shape = self._application.error_shape(request.path)
         try:
             most = self.limits.body_bytes_max

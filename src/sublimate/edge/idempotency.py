@@ -12,7 +12,7 @@ ends it at once.
 Kept is what a repeat should get: whole answers, and refusals that another try would meet as well.
 Bounded per tenant, in bytes, number and age.
 
-defines: FIELD, may_repeat, Outcome, Outcomes
+defines: FIELD, may_repeat, keeper_of, Outcome, Outcomes
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ def _is_stream(streams: bool | None, body: bytes) -> bool:
         return msgspec.json.decode(body, type=_Asked).stream
     except msgspec.DecodeError:
         return False
+
+
+def keeper_of(owner: bytes, key: bytes, workers: int) -> int:
+    """The worker whose edge keeps the answer under this key."""
+    if workers < 1:
+        raise ValueError("there is a worker")
+    digest = hashlib.blake2b(key, key=hashlib.sha256(owner).digest(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % workers
 
 
 class _Making(Exchange):
@@ -129,6 +137,7 @@ class Outcome:
         exchange.request_id = reader.request_id
         exchange.started_seconds = reader.started_seconds
         exchange.handler, exchange.error_shape = reader.handler, reader.error_shape
+        exchange.is_relayed = reader.is_relayed
         exchange.owner, exchange.standing_headers = reader.owner, reader.standing_headers
         exchange.streams = self.streams = reader.streams
         self._join(reader, is_repeat=False)

@@ -159,6 +159,8 @@ GZIP_BYTES_MAX = 4 * MIB
 # ---- pacing --------------------------------------------------------------------------------------
 PING_SECONDS = 8.0
 """Silence after which a stream gets a ping: with the timer's period below the promised 10 s."""
+SIBLING_SECONDS = 2.0
+"""In which another edge tells its figures."""
 LEAVING_IDLE_SECONDS = 5.0
 """After another process has taken over: then connections on which nothing is asked are closed."""
 TICK_SECONDS = 1.0

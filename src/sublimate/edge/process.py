@@ -25,7 +25,9 @@ from ..kernel.connections import Connections
 from ..kernel.reason import LOADED, REASONS
 from ..kernel.steering import Steering
 from .app import EdgeServer
+from .exchange import name_process
 from .faults import EdgeFaults
+from .ledger import SharedLedgers
 from .limits import limits_from_environment
 from .observe.log import configure
 from .place import Place
@@ -68,9 +70,13 @@ class EdgeProcess:
         configure(start.log)
         model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
         model.add_aliases(start.settings.aliases)
-        if not 1 <= len(fds) <= len(("HTTP", "HTTPS", "HTTP/3")):
+        count = len(fds) - len(start.extras)
+        if not 1 <= count <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
-        sock, *secure = [socket.socket(fileno=fd) for fd in fds]
+        sock, *secure = [socket.socket(fileno=fd) for fd in fds[:count]]
+        extras = dict(zip(start.extras, fds[count:], strict=True))
+        if start.workers > 1:
+            name_process(start.worker)
         place = Place(
             number=start.number,
             worker=start.worker,
@@ -79,7 +85,12 @@ class EdgeProcess:
             prefix_secret=start.prefix_secret,
         )
         http_limits = limits_from_environment(os.environ)
-        self._server = EdgeServer(start.settings, model, self._routes, http_limits, place)
+        ledgers = None
+        if "quotas" in extras:
+            ledgers = SharedLedgers(extras["quotas"], start.number)
+        self._server = EdgeServer(start.settings, model, self._routes, http_limits, place, ledgers)
+        if "inbox" in extras:
+            self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()
         self._control.setblocking(False)
         if start.waits:
@@ -131,6 +142,10 @@ class EdgeProcess:
         match received.message:
             case channel.EngineUp() as up:
                 self._take_region(server, up, received.fds)
+            case channel.Sibling(number=number, worker=worker):
+                server.siblings.came(number, worker, socket.socket(fileno=received.fds[0]))
+            case channel.SiblingGone(number=number):
+                server.siblings.gone(number)
             case channel.KernelMemory() as memory:
                 server.kernel = _kernel_memory(memory, received.fds)
             case channel.EngineLost(engine=engine, reason=reason, message=message):

@@ -18,6 +18,7 @@ import msgspec
 
 from ..keys import KeyLimits
 from .errors import ApiError
+from .ledger import Entry, Ledger, OwnLedger
 
 SECONDS_PER_MINUTE = 60
 BUSY_RETRY_SECONDS = 1
@@ -28,33 +29,41 @@ FIELDS = ("limit", "remaining", "reset")
 
 
 class Bucket:
-    """`capacity` units a minute."""
+    """`capacity` units a minute. Where other edges have it too, its ledger is locked meanwhile."""
 
-    def __init__(self, capacity: int, now_seconds: float) -> None:
+    def __init__(
+        self, capacity: int, now_seconds: float, ledger: Ledger | None = None, kind: int = 0
+    ) -> None:
         self.capacity = capacity
-        self._level = float(capacity)
-        self._at_seconds = now_seconds
+        self._ledger = ledger or OwnLedger()
+        self._kind = kind
+        if not self._ledger.read(kind).capacity:
+            self._write(float(capacity), now_seconds)
+        else:
+            self.resize(capacity, now_seconds)
+
+    def _write(self, level: float, now_seconds: float) -> None:
+        self._ledger.write(self._kind, Entry(level, now_seconds, float(self.capacity)))
 
     def level(self, now_seconds: float) -> float:
         """Units that are there; below 0 in debt."""
-        gained = (now_seconds - self._at_seconds) * self.capacity / SECONDS_PER_MINUTE
-        self._level = min(float(self.capacity), self._level + max(0.0, gained))
-        self._at_seconds = now_seconds
-        return self._level
+        level, seconds, capacity = self._ledger.read(self._kind)
+        gained = (now_seconds - seconds) * capacity / SECONDS_PER_MINUTE
+        return min(capacity, level + max(0.0, gained))
 
     def take(self, units: int, now_seconds: float) -> None:
         """A negative number gives back."""
-        self._level = min(float(self.capacity), self.level(now_seconds) - units)
+        self._write(min(float(self.capacity), self.level(now_seconds) - units), now_seconds)
 
     def seconds_until(self, units: float, now_seconds: float) -> float:
         missing = units - self.level(now_seconds)
         return max(0.0, missing) * SECONDS_PER_MINUTE / self.capacity
 
     def resize(self, capacity: int, now_seconds: float) -> None:
-        """Another limit: what was used stays used."""
-        used = self.capacity - self.level(now_seconds)
+        """Another limit: what was used stays used. Another edge may have seen to it."""
         self.capacity = capacity
-        self._level = capacity - used
+        used = self._ledger.read(self._kind).capacity - self.level(now_seconds)
+        self._write(capacity - used, now_seconds)
 
 
 class Lease:
@@ -84,12 +93,15 @@ class Quota:
     """The limits of one key and how much of them is used. On the event loop's thread only."""
 
     def __init__(
-        self, limits: KeyLimits, clock_seconds: Callable[[], float] = time.monotonic
+        self,
+        limits: KeyLimits,
+        clock_seconds: Callable[[], float] = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
         self._clock = clock_seconds
+        self._ledger = ledger or OwnLedger()
         self._buckets: dict[str, Bucket] = {}
         self._concurrency = 0
-        self._running = 0
         self._yielding: list[Lease] = []
         """Of those that run, the ones that give way; the last began last."""
         self.set_limits(limits)
@@ -98,20 +110,24 @@ class Quota:
         """Also while requests run."""
         self._concurrency = limits.concurrency
         now = self._clock()
-        for kind in KINDS:
-            capacity: int = getattr(limits, kind.replace("-", "_") + "_per_minute")
-            bucket = self._buckets.get(kind)
-            if not capacity:
-                self._buckets.pop(kind, None)
-            elif bucket is None:
-                self._buckets[kind] = Bucket(capacity, now)
-            else:
-                bucket.resize(capacity, now)
+        with self._ledger.locked():
+            for number, kind in enumerate(KINDS):
+                capacity: int = getattr(limits, kind.replace("-", "_") + "_per_minute")
+                bucket = self._buckets.get(kind)
+                if not capacity:
+                    self._buckets.pop(kind, None)
+                elif bucket is None:
+                    self._buckets[kind] = Bucket(capacity, now, self._ledger, number)
+                else:
+                    bucket.resize(capacity, now)
         self._buckets = {kind: self._buckets[kind] for kind in KINDS if kind in self._buckets}
 
     def places(self) -> int | None:
         """Requests that may begin beside those that run; None: any number."""
-        return max(0, self._concurrency - self._running) if self._concurrency else None
+        if not self._concurrency:
+            return None
+        with self._ledger.locked():
+            return max(0, self._concurrency - self._ledger.running())
 
     def spare_places(self) -> int | None:
         """The same for a request that gives way: it leaves one to the others if there are more."""
@@ -122,6 +138,10 @@ class Quota:
         """Charge a request, or raise ApiError (429): of the limits that are reached, the one to
         wait for the longest. One with `give_way` holds its place until a request without needs it:
         then it is called, and all that the request was charged is given back."""
+        with self._ledger.locked():
+            return self._admit(prompt_tokens, give_way)
+
+    def _admit(self, prompt_tokens: int, give_way: GiveWay | None) -> Lease:
         waits: list[tuple[int, ApiError]] = []
         can_make_place = bool(self._yielding) and give_way is None
         if self.places() == 0 and not can_make_place:
@@ -147,7 +167,7 @@ class Quota:
         if self.places() == 0:
             self._make_place()
         self._charge(1, prompt_tokens, 0, now)
-        self._running += 1
+        self._ledger.add_running(1)
         lease = Lease(self, prompt_tokens, give_way)
         if give_way is not None:
             self._yielding.append(lease)
@@ -162,10 +182,11 @@ class Quota:
 
     def release(self, lease: Lease, requests: int, input_tokens: int, output_tokens: int) -> None:
         """From a lease: the last charge, which may be negative."""
-        self._running -= 1
         if lease in self._yielding:
             self._yielding.remove(lease)
-        self._charge(requests, input_tokens, output_tokens, self._clock())
+        with self._ledger.locked():
+            self._ledger.add_running(-1)
+            self._charge(requests, input_tokens, output_tokens, self._clock())
 
     def _charge(self, requests: int, input_tokens: int, output_tokens: int, now: float) -> None:
         both = input_tokens + output_tokens
@@ -175,8 +196,10 @@ class Quota:
 
     def headers(self) -> list[tuple[str, str]]:
         """limit, remaining and reset (when the bucket is full again) of what is limited."""
-        now = self._clock()
-        wall = time.time()
+        with self._ledger.locked():
+            return self._headers(self._clock(), time.time())
+
+    def _headers(self, now: float, wall: float) -> list[tuple[str, str]]:
         headers: list[tuple[str, str]] = []
         for kind, bucket in self._buckets.items():
             full = wall + bucket.seconds_until(bucket.capacity, now)

@@ -5,7 +5,7 @@ defines: Handler, Routes
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from .exchange import BodySink, Exchange, Request
 if TYPE_CHECKING:
     from .app import EdgeServer
     from .grpc.call import Method
+    from .part import Part
 
 Handler = Callable[["EdgeServer", Exchange], Awaitable[None] | None]
 Methods = Mapping[str, Handler]
@@ -35,8 +36,9 @@ class Routes:
     no harm. `retellings`: of handlers whose streams have two forms. `shapes`: how errors look on
     paths that begin so, known or not; elsewhere as the Messages API has them. `sinks`: handlers
     whose bodies go elsewhere than into memory. `begin` is called with each server that starts to
-    listen. `calls` makes the table of gRPC's methods by path, when the first call comes. Raises
-    ValueError for a table that could never be served."""
+    listen. `of_first`: handlers that one edge of a server answers, which has the folders of the
+    parts `with_folders`. `calls` makes the table of gRPC's methods by path, when the first call
+    comes. Raises ValueError for a table that could never be served."""
 
     def __init__(
         self,
@@ -47,6 +49,8 @@ class Routes:
         calls: Callable[[], Mapping[str, Method]] = dict,
         replay_safe: Iterable[Handler] = (),
         retellings: Mapping[Handler, Retelling] | None = None,
+        of_first: Iterable[Handler] = (),
+        with_folders: Sequence[type[Part]] = (),
     ) -> None:
         for path, methods in table.items():
             if not path.startswith("/") or path.startswith(DOUBLED_PREFIX):
@@ -58,6 +62,8 @@ class Routes:
         self.sinks = sinks or {}
         self._make_calls = calls
         self.replay_safe = frozenset(replay_safe)
+        self.of_first = frozenset(of_first)
+        self.with_folders = tuple(with_folders)
         self.retellings = retellings or {}
         self._shapes = tuple((shapes or {}).items())
         self._open: list[tuple[list[str], Methods]] = [

@@ -88,6 +88,8 @@ class Fleet:
         self._pairs = Pairs()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._prefix_secret = 1 + secrets.randbelow(PREFIX_SECRET_MAX)
+        self._quotas = -1
+        """Memory of the edges, empty at first."""
         self._kernel: KernelMemory | None = None
         """From when it runs."""
         self._engines_made = 0
@@ -103,6 +105,7 @@ class Fleet:
         if self.members:
             raise RuntimeError("a fleet is started once")
         self._kernel = KernelMemory(self.launch.settings.server, self._listeners.workers)
+        self._quotas = os.memfd_create("sublimate-quotas", os.MFD_CLOEXEC)
         for worker in range(len(self._listeners.workers)):
             self.add_engine(worker)
         for worker in range(len(self._listeners.workers)):
@@ -330,14 +333,28 @@ class Fleet:
             secret=self._secret,
             prefix_secret=self._prefix_secret,
             waits=edge.role == "coming",
+            extras=("inbox", "quotas"),
         )
-        edge.child.send(start, sockets.descriptors())
+        with edge.open_inbox() as inbox:
+            extras = inbox.fileno(), self._quotas
+            edge.child.send(start, (*sockets.descriptors(), *extras))
+        self._introduce(edge)
         if self._kernel is not None:
             self._kernel.tell(edge.child, edge.number, edge.worker)
         for engine in self.engines:
             self._tell_unavailable(engine, [edge])
             if engine.role != "leaving":
                 self._make_pair(engine, edge)
+
+    def _introduce(self, edge: EdgeMember) -> None:
+        """It and all others can hand things on to each other."""
+        for other in self.edges:
+            if other is edge or not other.child.alive:
+                continue
+            for one, told in ((edge, other), (other, edge)):
+                if one.inbox is not None:
+                    sibling = channel.Sibling(number=one.number, worker=one.worker)
+                    told.child.send(sibling, (one.inbox.fileno(),))
 
     def _serve_edge(self, edge: EdgeMember) -> None:
         for received in edge.child.receive():
@@ -367,8 +384,12 @@ class Fleet:
         others = (one for one in self.edges if one is not edge and one.worker == edge.worker)
         if self._kernel is not None and all(one.info is None for one in others):
             self._kernel.edge_is_gone(edge.worker)
+        edge.close_inbox()
         for pair in self._pairs.of_edge(edge):
             self._drop_pair(pair)
+        for other in self.edges:
+            if other is not edge:
+                other.child.send(channel.SiblingGone(number=edge.number))
         if edge.role != "serving":
             self.remove(edge)
         elif self.is_ending:
@@ -492,6 +513,10 @@ class Fleet:
         for engine in self.engines:
             engine.drop_prefixes()
         self._weights.close()
+        for edge in self.edges:
+            edge.close_inbox()
+        if self._quotas >= 0:
+            os.close(self._quotas)
         if self._kernel is not None:
             self._kernel.close()
 

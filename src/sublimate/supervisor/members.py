@@ -9,6 +9,7 @@ defines: Role, Member, EngineMember, EdgeMember
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .pairs import Pair
 
 ENGINE_MODULE = "sublimate.engine"
+INBOX_BYTES = 1 << 20
+"""That wait for one edge."""
 
 Role = Literal["serving", "coming", "leaving"]
 """Only who serves is started again when it ends."""
@@ -100,4 +103,18 @@ class EdgeMember(Member):
             raise ValueError("edges are counted from 0")
         self.number = number
         self.is_drained = False
-        self.drain_deadline_seconds: float | None = None
+        self.inbox: socket.socket | None = None
+        """The end that its siblings write to."""
+
+    def open_inbox(self) -> socket.socket:
+        """A fresh one; returns the end that the edge reads."""
+        self.close_inbox()
+        self.inbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.inbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, INBOX_BYTES)
+        return theirs
+
+    def close_inbox(self) -> None:
+        """It has ended."""
+        if self.inbox is not None:
+            self.inbox.close()
+            self.inbox = None

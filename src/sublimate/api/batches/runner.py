@@ -46,6 +46,8 @@ BESIDE_LIVE = 1
 LOOK_SECONDS = 0.05
 """Between two looks at whether there is room."""
 EXPIRE_SECONDS = 60.0
+TAKE_OVER_SECONDS = 1.0
+"""The same, while the edge before this one may still have it."""
 RESUME_SECONDS = 60.0
 """Between two tries to have the folder."""
 GIVEN_WAY_SECONDS = 2.0
@@ -62,13 +64,16 @@ TRIES_MAX = 5
 def resume(server: EdgeServer) -> None:
     """Go on with the batches that an earlier process kept. A folder that cannot be had now, as
     another server of this machine has it, is tried again: everything else is served meanwhile."""
+    if server.place.worker or server.leaving:
+        return  # worker 0 runs them all
     if server.draining or not (data_folder(server.settings) / FOLDER / FILE).is_file():
         return
     try:
         server.part(Batches)
     except ApiError as error:
         LOG.warning("batches wait: %s", error.text)
-        server.loop.call_later(RESUME_SECONDS, resume, server)
+        is_new = time.monotonic() - server.began_seconds < RESUME_SECONDS
+        server.loop.call_later(TAKE_OVER_SECONDS if is_new else RESUME_SECONDS, resume, server)
 
 
 class Batches:

@@ -18,6 +18,7 @@ from ...edge import limits
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import NeedsThreadError
+from ...edge.relay import first_or_here
 from ..body import send_body
 from ..pages import page_body, page_of
 from .store import FileStore, StoredFile
@@ -119,6 +120,7 @@ class FileTexts:
         disk."""
         if _is_event_loop():
             raise NeedsThreadError
+        first_or_here(self._server)
         files = self._server.part(Files)
         return files.submit(lambda store: self._read(store, identifier, path)).result()
 

@@ -265,4 +265,5 @@ def _file_name(raw: bytes) -> str:
 
 def begin(server: EdgeServer) -> None:
     """Go on with the files that an earlier process kept."""
-    server.part(Files).resume()
+    if not server.place.worker:
+        server.part(Files).resume()

@@ -20,7 +20,7 @@ from .chat_frames import ChatDialect
 from .completions import CompletionDialect, read_completion
 from .input_items import input_items, page_of_items
 from .response_frames import ResponsesDialect
-from .response_store import ResponseStore
+from .response_store import ResponseStore, not_elsewhere
 from .responses import read_response
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ def create_response(server: EdgeServer, exchange: Exchange) -> Awaitable[None] |
 def retrieve_response(server: EdgeServer, exchange: Exchange) -> None:
     """One that was kept. Raises ApiError (404)."""
     identifier = exchange.request.segments()[-1]
+    not_elsewhere(server, exchange, identifier)
     exchange.send_json(200, server.part(ResponseStore).find(exchange.tenant_key, identifier).body)
 
 
 def list_input_items(server: EdgeServer, exchange: Exchange) -> None:
     """Of one that was kept. Raises ApiError."""
     identifier = exchange.request.segments()[-2]
+    not_elsewhere(server, exchange, identifier)
     kept = server.part(ResponseStore).find(exchange.tenant_key, identifier)
     page = page_of_items(input_items(identifier, kept.inputs), exchange.request.query)
     exchange.send_json(200, msgspec.json.encode(page))
@@ -63,6 +65,7 @@ def list_input_items(server: EdgeServer, exchange: Exchange) -> None:
 def delete_response(server: EdgeServer, exchange: Exchange) -> None:
     """Raises ApiError (404)."""
     identifier = exchange.request.segments()[-1]
+    not_elsewhere(server, exchange, identifier)
     server.part(ResponseStore).forget(exchange.tenant_key, identifier)
     shown = {"id": identifier, "object": "response", "deleted": True}
     exchange.send_json(200, msgspec.json.encode(shown))

@@ -1,6 +1,6 @@
 """Responses that were made, for who goes on from one: in memory, bounded, gone with the process.
 
-defines: Kept, ResponseStore
+defines: Kept, not_elsewhere, ResponseStore
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...edge.errors import ApiError
+from ...edge.relay import ElsewhereError, kept_elsewhere
 from ...model.tool_formats import ToolCall, ToolResult
 from ...model.turns import Text, Thinking, Turn
 from ..tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
+    from ...edge.exchange import Exchange
 
 KEPT_MAX = 4096
 BYTES_MAX = 64 << 20
@@ -47,6 +49,16 @@ def _turn_bytes(turn: Turn) -> int:
         elif isinstance(block, ToolCall):
             total += len(block.arguments)
     return total
+
+
+def not_elsewhere(server: EdgeServer, exchange: Exchange, identifier: str) -> None:
+    """Raises ElsewhereError for a response that another worker has made, and so keeps."""
+
+    def otherwise() -> None:
+        raise ApiError("response_not_found")
+
+    if (worker := kept_elsewhere(server, exchange, identifier)) is not None:
+        raise ElsewhereError(worker, otherwise)
 
 
 class ResponseStore:

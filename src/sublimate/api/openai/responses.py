@@ -34,7 +34,7 @@ from .request import (
     logprobs_of,
     read_choice,
 )
-from .response_store import ResponseStore
+from .response_store import ResponseStore, not_elsewhere
 from .scores import Vocabulary
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     store = server.part(ResponseStore)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
+        not_elsewhere(server, exchange, request.previous_response_id)
         before = store.find(exchange.tenant_key, request.previous_response_id).turns
     conversation = read_input(request.input, before, server.limits.messages_max)
     told = (said("system", request.instructions),) if request.instructions else ()

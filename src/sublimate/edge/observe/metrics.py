@@ -3,7 +3,7 @@
 Names and bucket edges are those that dashboards for this kind of server already use, with our
 prefix. What happens once per stream and step, the gaps between tokens, the core observes itself.
 
-defines: histogram_family, Metrics
+defines: histogram_family, Metrics, merged
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def histogram_family(
 
 # Counters of the loop: field of its stats page -> (metric, help).
 LOOP_COUNTERS = {
-    "step_count": ("steps", "Steps of the loop."),
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generated_tokens": ("generation_tokens", "Tokens generated."),
     "drafted_tokens": ("spec_decode_num_draft_tokens", "Tokens guessed and checked in a step."),
@@ -74,11 +73,16 @@ LOOP_COUNTERS = {
     "failed": ("requests_failed", "Requests that failed in the model."),
     "mask_waits": ("mask_waits", "Rows that were computed before their token mask was there."),
     "ring_full_waits": ("ring_full_waits", "Steps that waited for room in the token ring."),
+}
+WHOLE_COUNTERS = {
+    "step_count": ("steps", "Steps of the loop."),
     "evictions": ("evictions", "Pages evicted from the prefix cache."),
 }
 LOOP_GAUGES = {
     "running": ("num_requests_running", "Requests that hold pages."),
     "waiting": ("num_requests_waiting", "Requests accepted and not admitted."),
+}
+WHOLE_GAUGES = {
     "pages_total": ("kv_pages", "Pages of keys and values."),
     "pages_free": ("kv_pages_free", "Pages on the free list."),
     "pages_cached": ("kv_pages_cached", "Pages without an owner that can still be found."),
@@ -164,21 +168,25 @@ class Metrics(Collector):
     def _families(self) -> Iterator[Any]:
         labels = {"model_name": self._model_name, "engine": "0"}
         if self.worker is not None:
-            labels = {"model_name": self._model_name, "worker": self.worker}
+            labels["worker"] = self.worker
         yield from self._edge_families(labels)
         load = self.load_utilization_ppm / PARTS_PER_MILLION
         text = "Share of the measured roofline, last second that had load."
         yield _gauge("engine_utilization_under_load", text, load, labels)
         for part in self.parts:
-            yield from part({**labels, "engine": "0"})
-        yield from self._engine_families()
+            yield from part(labels)
+        yield from self._engine_families(labels)
 
-    def _engine_families(self) -> list[Any]:
-        """Each family once, with the samples of all engines."""
+    def _engine_families(self, labels: dict[str, str]) -> list[Any]:
+        """Each family once, with the samples of all engines. What is one figure of an engine, and
+        not of what this edge has to do with it, the edge of the same worker tells."""
         merged: dict[str, Any] = {}
         for engine in self.engines():
-            labels = {"model_name": self._model_name, "engine": str(engine.worker)}
-            for family in _loop_families(engine, labels):
+            mine = {**labels, "engine": str(engine.worker)}
+            families = list(_loop_families(engine, mine))
+            if self.worker in (None, str(engine.worker)):
+                families += _whole_families(engine, mine)
+            for family in families:
                 known = merged.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
@@ -253,6 +261,12 @@ def _fallbacks(values: Counter[tuple[str, str]], labels: dict[str, str]) -> Coun
     return family
 
 
+def _counter(name: str, text: str, value: float, labels: dict[str, str]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
 def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
@@ -260,26 +274,32 @@ def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeM
 
 
 def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
+    """Of the requests that this edge has given to it."""
     stats = engine.stats()
     for field, (name, text) in LOOP_COUNTERS.items():
-        family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), stats[field])
-        yield family
-    queries = CounterMetricFamily(
-        PREFIX + "prefix_cache_queries", "Prompt tokens looked up.", labels=list(labels)
+        yield _counter(name, text, stats[field], labels)
+    yield _counter(
+        "prefix_cache_queries", "Prompt tokens looked up.", stats["prompt_tokens"], labels
     )
-    queries.add_metric(list(labels.values()), stats["prompt_tokens"])
-    yield queries
-    preemptions = CounterMetricFamily(
-        PREFIX + "num_preemptions", "Always 0: admission reserves.", labels=list(labels)
-    )
-    preemptions.add_metric(list(labels.values()), 0)
-    yield preemptions
+    yield _counter("num_preemptions", "Always 0: admission reserves.", 0, labels)
     for field, (name, text) in LOOP_GAUGES.items():
         yield _gauge(name, text, stats[field], labels)
     yield _gauge(
         "slots_in_use", "Slots of ring memory with a request.", engine.slots_in_use, labels
     )
+    text = "Native time from records to frames."
+    yield _counter("text_seconds", text, engine.text_seconds, labels)
+    yield _counter("text_tokens", "Tokens in that time.", engine.text_tokens, labels)
+    yield from engine.reservations.families(labels)
+
+
+def _whole_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
+    """Of the engine, whoever has given it what it does."""
+    stats = engine.stats()
+    for field, (name, text) in WHOLE_COUNTERS.items():
+        yield _counter(name, text, stats[field], labels)
+    for field, (name, text) in WHOLE_GAUGES.items():
+        yield _gauge(name, text, stats[field], labels)
     total = max(1, stats["pages_total"])
     used = total - stats["pages_free"] - stats["pages_cached"]
     yield _gauge("kv_cache_usage_perc", "Share of pages with an owner.", used / total, labels)
@@ -288,16 +308,25 @@ def _loop_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]:
         "engine_utilization", "Share of the measured roofline, last second.", share, labels
     )
     launch = "From the start of the loop's turn to that of its plan, of all steps."
-    for name, text, value in (
-        ("plan_launch_seconds", launch, stats["launch_ns"] / NS_PER_S),
-        ("text_seconds", "Native time from records to frames.", engine.text_seconds),
-        ("text_tokens", "Tokens in that time.", engine.text_tokens),
-    ):
-        family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
-        family.add_metric(list(labels.values()), value)
-        yield family
+    yield _counter("plan_launch_seconds", launch, stats["launch_ns"] / NS_PER_S, labels)
     info = InfoMetricFamily(PREFIX + "cache_config", "Pages.", labels=list(labels))
     pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
     info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})
     yield info
-    yield from engine.reservations.families(labels)
+
+
+def merged(expositions: Sequence[bytes]) -> bytes:
+    """Several as one: each family once, with the samples of all."""
+    families: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for text in expositions:
+        name = b""
+        for line in text.splitlines():
+            if line.startswith(b"# HELP "):
+                name = line.split(b" ", 3)[2]
+            if not line.startswith(b"#"):
+                samples.setdefault(name, []).append(line)
+            elif line not in families.setdefault(name, []):
+                families[name].append(line)
+    lines = [line for name in families for line in (*families[name], *samples.get(name, []))]
+    return b"\n".join(lines) + b"\n"

@@ -430,7 +430,7 @@ class Http3Connection:
 
     def close_if_idle(self) -> None:
         """For draining: what is under way goes on, nothing is begun."""
-        if self._is_over or self._is_leaving:
+        if self._is_over or (self._is_leaving and self._streams):
             return
         self._is_leaving = True
         if self._has_messages and self._streams:

@@ -32,6 +32,7 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from .. import limits
+from ..siblings import Siblings
 from .connection import Flight, Http3Application, Http3Connection
 from .tickets import Tickets
 from .transport import RESET_TOKEN_BYTES, Transport, configuration_of, reset_token
@@ -67,6 +68,7 @@ class QuicListener:
         sock: socket.socket,
         certificate: str,
         key: str,
+        siblings: Siblings | None = None,
     ) -> None:
         """From files that server_context (tls.py) has taken."""
         if sock.type != socket.SOCK_DGRAM:
@@ -84,6 +86,9 @@ class QuicListener:
         self._half_open: set[Http3Connection] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._socket = sock
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.on_datagram = lambda data, address: self._take(data, address, is_handed=True)
         self._takes_segments = True
         """Until the kernel or the network card says that it does not."""
         sock.setblocking(False)
@@ -102,6 +107,10 @@ class QuicListener:
         self._configuration = configuration_of(certificate, key)
         self._reset_secret = _secret_of(key or certificate)
         self.tickets.clear()
+
+    def stop_reading(self) -> None:
+        """Another edge reads the socket now, and hands on what is of the connections here."""
+        self.loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
         """End all connections at once. Idempotent."""
@@ -160,7 +169,8 @@ class QuicListener:
         except OSError:
             return  # lost, as any datagram may be
 
-    def _take(self, data: bytes, address: Any) -> None:
+    def _take(self, data: bytes, address: Any, *, is_handed: bool = False) -> None:
+        """is_handed: by another edge, which knows it no better."""
         if not data:
             return
         if not data[0] & 0x80:  # a short header: the label follows at once
@@ -168,7 +178,7 @@ class QuicListener:
             connection = self._by_label.get(label)
             if connection is not None:
                 connection.datagram_received(data, address)
-            else:
+            elif is_handed or not self._hand_on(label, data, address):
                 self._reset(label, len(data), address)
             return
         try:
@@ -176,10 +186,21 @@ class QuicListener:
         except ValueError:
             return
         connection = self._by_label.get(header.destination_cid)
+        if connection is None and not is_handed:
+            if self._hand_on(header.destination_cid, data, address):
+                return
         if connection is None:
             connection = self._greet(header, len(data), address)
         if connection is not None:
             connection.datagram_received(data, address)
+
+    def _hand_on(self, label: bytes, data: bytes, address: Any) -> bool:
+        """To the edge whose number the label begins with: its client has another address now, or
+        the socket another reader."""
+        if self._siblings is None or not label or not self._siblings.knows(label[0]):
+            return False
+        self._siblings.hand_datagram(label[0], data, address)
+        return True
 
     def _reset(self, label: bytes, size: int, address: Any) -> None:
         """Of a connection that an edge before this one had, or that is over: its client learns it
@@ -252,6 +273,7 @@ class QuicListener:
     def _open(self, original: bytes, label: bytes, *, retried: bool) -> Http3Connection | None:
         transport = Transport(
             self._reset_secret,
+            self._siblings.place.number if self._siblings is not None else 0,
             configuration=self._configuration,
             original_destination_connection_id=original,
             retry_source_connection_id=label if retried else None,

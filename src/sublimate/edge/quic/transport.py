@@ -129,13 +129,17 @@ class _Pieces:
 class Transport(QuicConnection):
     """The server's end of one connection."""
 
-    def __init__(self, reset_secret: bytes, **named: Any) -> None:
-        """reset_secret: of which the tokens of its labels are made (reset_token)."""
+    def __init__(self, reset_secret: bytes, number: int = 0, **named: Any) -> None:
+        """reset_secret: of which the tokens of its labels are made (reset_token). number: the first
+        byte of its labels, by which the edges of a server tell whose they are."""
         super().__init__(**named)
         if self._is_client:
             raise ValueError("a server's end was to be made")
         self._reset_secret = reset_secret
+        self._number = bytes([number])
         first = self._host_cids[0]
+        first.cid = self.host_cid = self._number + first.cid[1:]
+        self._local_initial_source_connection_id = first.cid
         first.stateless_reset_token = reset_token(reset_secret, first.cid)
         for limit, value in (
             (self._local_max_streams_bidi, limits.QUIC_STREAMS_MAX),
@@ -154,6 +158,7 @@ class Transport(QuicConnection):
         super()._replenish_connection_ids()
         for label in self._host_cids:
             if not label.was_sent:
+                label.cid = self._number + label.cid[1:]
                 label.stateless_reset_token = reset_token(self._reset_secret, label.cid)
 
     @property

@@ -1,0 +1,101 @@
+"""`sublimate reload`: has a running server replace its workers one after the other, and waits.
+
+defines: running_server, reload, reload_command
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ..config import Effective, load_settings
+from ..control.run_record import SUFFIX, Process
+from ..errors import ConfigError, ExitCode, PeerError
+from ..guard.orphans import places_of
+from . import options as flags
+from .output import out, run_guarded
+
+LOOK_SECONDS = 0.1
+EDGE = "sublimate.edge"
+LINE_BYTES_MAX = 1 << 16
+
+
+def running_server(effective: Effective) -> int:
+    """Process id of the supervisor whose record of its run is in the data folder. Raises PeerError
+    without one, ConfigError with several."""
+    folder = places_of(effective.settings).runs
+    found = sorted({process.process_id for process in _supervisors(folder)})
+    if not found:
+        raise PeerError(f"No server with the data folder {folder.parent} runs here.")
+    if len(found) > 1:
+        ids = ", ".join(map(str, found))
+        raise ConfigError(f"Several servers have this data folder (processes {ids}): name --pid.")
+    return found[0]
+
+
+def _supervisors(folder: Path) -> Iterator[Process]:
+    for path in folder.glob("*" + SUFFIX):
+        with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
+            first = msgspec.json.decode(file.readline(LINE_BYTES_MAX), type=Process)
+            if first.state() == "runs":
+                yield first
+
+
+def _edges(process_id: int) -> set[int]:
+    """Its children that are edges."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == process_id and fields[0] not in "ZX":
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                if words[2].decode(errors="replace").endswith((EDGE, ".legacy")):
+                    found.add(int(path.name))
+    return found
+
+
+def reload(effective: Effective, process_id: int, seconds: float) -> ExitCode:
+    """Raises PeerError if the server does not run, or has not replaced its edges in that time (its
+    log says why)."""
+    process_id = process_id or running_server(effective)
+    old = _edges(process_id)
+    if not old:
+        raise PeerError(f"Process {process_id} is no server of this user that is ready.")
+    try:
+        os.kill(process_id, signal.SIGUSR2)
+    except OSError as error:
+        raise PeerError(f"Process {process_id}: {error.strerror}.") from None
+    begun = time.monotonic()
+    while left := old & _edges(process_id):
+        if time.monotonic() - begun > seconds:
+            raise PeerError(
+                f"{len(left)} of {len(old)} workers were not replaced in {seconds:.0f} s. What was "
+                "served is served on; the server's log says why."
+            )
+        time.sleep(LOOK_SECONDS)
+    out.print(f"{len(old)} workers were replaced in {time.monotonic() - begun:.1f} s.")
+    return ExitCode.OK
+
+
+def reload_command(
+    pid: Annotated[int, typer.Option(min=0, help="Process of `serve`; 0 finds it.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to wait.")] = 600.0,
+    data_dir: flags.DataDir = None,
+    config: flags.ConfigFile = None,
+) -> None:
+    """Have a running server read its settings again and replace its workers, losing no request."""
+
+    def action() -> int:
+        chosen = {"data_dir": data_dir} if data_dir else {}
+        return reload(load_settings(chosen, config=config), pid, seconds)
+
+    if code := run_guarded(action):
+        raise typer.Exit(code)
