@@ -37,7 +37,9 @@ CLIENTS = 8
 def serving(folder: str, model: str, *flags: str) -> Server:
     command = ["-m", "sublimate", "serve", "--port", "0", "--json", "--log-level", "error"]
     more = ("--model", model, "--data-dir", folder, "--threads", "1", "--tls", "--tls-port", "0")
-    return Server([*command, *more, "--grpc", "off", "--workers", "2", *flags])
+    # The kernel would send one client's connections to one worker, as it would not those of many.
+    more = (*more, "--grpc", "off", "--no-kernel-state", "--workers", "2")
+    return Server([*command, *more, *flags])
 
 
 def ask(url: str, messages: list[dict[str, Any]], tokens: int = 24) -> dict[str, Any]:

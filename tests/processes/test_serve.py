@@ -198,7 +198,7 @@ def region_memory(server: Server) -> Generator[int]:
     """The memory that edge and engine share, as a descriptor of ours."""
     folder = Path(f"/proc/{server.children()[EDGE]}/fd")
     targets = {link: str(link.readlink()) for link in folder.iterdir()}
-    memory = [link for link, to in targets.items() if "memfd" in to and "quotas" not in to]
+    memory = [link for link, to in targets.items() if "memfd:sublimate-region" in to]
     assert len(memory) == 1, "the edge has one region"
     fd = os.open(memory[0], os.O_RDWR)
     try:

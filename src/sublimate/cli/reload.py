@@ -81,7 +81,8 @@ def reload(effective: Effective, process_id: int, seconds: float) -> ExitCode:
                 "served is served on; the server's log says why."
             )
         time.sleep(LOOK_SECONDS)
-    out.print(f"{len(old)} workers were replaced in {time.monotonic() - begun:.1f} s.")
+    what = "1 worker was" if len(old) == 1 else f"{len(old)} workers were"
+    out.print(f"{what} replaced in {time.monotonic() - begun:.1f} s.")
     return ExitCode.OK
 
 
