@@ -86,8 +86,9 @@ def test_the_unit_agrees_with_the_program() -> None:
     without = settings_of(SYSTEMD / "without-kernel-state.conf")
     assert without["AmbientCapabilities"] == without["CapabilityBoundingSet"] == [""]
     assert unit["KillMode"] == ["mixed"], "the supervisor ends its own children"
-    (started,) = unit["ExecStart"]
-    assert started.startswith(COMMAND) and refusal(started.rpartition("/bin/")[2]) == ""
+    started, reloaded = unit["ExecStart"][0], unit["ExecReload"][0].replace("$MAINPID", "1")
+    for line in (started, reloaded):
+        assert line.startswith(COMMAND) and refusal(line.rpartition("/bin/")[2]) == "", line
 
 
 def test_the_settings_of_the_service_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
