@@ -109,8 +109,9 @@ Sharing sharing_from(const std::string& name) {
 std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batch_invariant,
                                   int32_t context_length, const std::string& rope_scaling,
                                   double rope_factor, int32_t threads, const std::string& isa,
-                                  int64_t kv_bytes, const std::string& share_weights,
-                                  int shared_weights_fd, const std::optional<Progress>& progress) {
+                                  int64_t kv_bytes, int32_t engines,
+                                  const std::string& share_weights, int shared_weights_fd,
+                                  const std::optional<Progress>& progress) {
     LoadOptions options;
     options.exact = exact;
     options.batch_invariant = batch_invariant;
@@ -120,6 +121,7 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batc
     options.threads = threads;
     options.isa = isa;
     options.kv_bytes = kv_bytes;
+    options.engines = engines;
     options.share = {sharing_from(share_weights), shared_weights_fd};
     if (progress) options.progress = *progress;
     std::shared_ptr<LoadedModel> model;
@@ -229,7 +231,7 @@ void bind_model(nb::module_& m) {
         .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
                     "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
-                    "share_weights"_a = "never", "shared_weights_fd"_a = -1,
+                    "engines"_a = 1, "share_weights"_a = "never", "shared_weights_fd"_a = -1,
                     "progress"_a = nb::none())
         .def_prop_ro("weights_fd",
                      [](const LoadedModel& model) { return model.weights.shared.fd(); })

@@ -41,12 +41,14 @@ cpu::Candidates candidates(const LoadOptions& options, cpu::Isa isa, int32_t thr
     return all;
 }
 
-int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, int64_t wanted) {
-    if (wanted > 0) return wanted;
+int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, const LoadOptions& options) {
+    if (options.kv_bytes > 0) return options.kv_bytes;
+    CHECK(options.engines >= 1);
     int64_t page_bytes = cpu::KvArena::page_bytes(config, type);
     int64_t pages = (config.context_length + limits::PAGE_TOKENS - 1) / limits::PAGE_TOKENS;
     int64_t full = limits::SEQUENCES_MAX * pages * page_bytes;
-    return std::min(full, std::max(cpu::memory_bytes() / MEMORY_SHARE_OF_KV, pages * page_bytes));
+    return std::min(full, std::max(cpu::memory_bytes() / MEMORY_SHARE_OF_KV / options.engines,
+                                   pages * page_bytes));
 }
 
 } // namespace
@@ -65,6 +67,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     RETURN_IF_ERROR(choose_isa(options.isa, &isa));
     int32_t threads = 0;
     RETURN_IF_ERROR(choose_threads(options.threads, &threads));
+    if (options.engines < 1) return Status::error("there is one engine at least");
     if (options.kv_bytes < 0) return Status::error("the KV memory cannot be negative");
     fresh->pool = std::make_unique<cpu::ThreadPool>(threads);
     fresh->exact = options.exact;
@@ -72,9 +75,9 @@ Status load_model(const std::string& path, const LoadOptions& options,
                           options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     cpu::KvType kv_type = options.exact ? cpu::KvType::f32 : cpu::KvType::bf16;
-    RETURN_IF_ERROR(cpu::CpuModel::create(
-        fresh->config, fresh->weights, ropes, cpu::ops_for(isa), kv_type,
-        choose_kv_bytes(fresh->config, kv_type, options.kv_bytes), *fresh->pool, &fresh->model));
+    RETURN_IF_ERROR(cpu::CpuModel::create(fresh->config, fresh->weights, ropes, cpu::ops_for(isa),
+                                          kv_type, choose_kv_bytes(fresh->config, kv_type, options),
+                                          *fresh->pool, &fresh->model));
     fresh->model->set_candidates(candidates(options, isa, threads));
     fresh->model->set_batch_invariant(options.batch_invariant);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;

@@ -22,6 +22,7 @@ struct LoadOptions {
     int32_t threads = 0;  // 0: the cores this process may use, or fewer where that is faster
     std::string isa;      // "": the best that runs here, or one of equal bits that is faster
     int64_t kv_bytes = 0; // 0: 128 sequences of the context, at most a quarter of memory
+    int32_t engines = 1;  // that share that quarter
     ShareOptions share;
     std::function<void(float)> progress; // fraction in [0, 1], on the calling thread
 };

@@ -67,6 +67,7 @@ class Model:
         threads: int = 0,
         isa: str = "",
         kv_bytes: int = 0,
+        engines: int = 1,
         share_weights: str = "never",
         shared_weights_fd: int = -1,
         progress: Callable[[float], None] | None = None,
@@ -75,7 +76,8 @@ class Model:
         which is faster on AMX; their bits then depend on the batch. context_length 0: the file's;
         rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most, or fewer of them where
         LoopEngine.warm_up measures that to be faster; isa "": best that runs here, or likewise
-        another one of equal bits; kv_bytes 0: sized for 128 sequences within a quarter of memory.
+        another one of equal bits; kv_bytes 0: sized for 128 sequences within a quarter of memory,
+        which `engines` share.
         share_weights: "always" packs the weights into memory that other processes can map, "auto"
         where that costs nothing (in huge pages, on a machine with one NUMA node).
         shared_weights_fd: weights_fd of a process that has loaded the same file in the same way;

@@ -1,11 +1,13 @@
 // Packing weights: what comes out of panels is what the file says, bit for bit; what is missing, of
 // the wrong shape or unknown is refused.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "core/cpu/numbers.h"
+#include "core/cpu/probe.h"
 #include "core/model/pack.h"
 #include "test.h"
 #include "tiny_llama.h"
@@ -309,6 +311,26 @@ TEST(tensors_must_be_there_and_fit) {
     EXPECT(mentions(load_error(head), "'output.weight' is 64 x 100, expected 64 x 101"));
 }
 
+// Of a context so long that a quarter of the memory does not hold it 128 times.
+TEST(engines_share_the_memory_for_pages) {
+    TinyLlama tiny;
+    tiny.context = limits::CONTEXT_TOKENS_MAX;
+    tiny.layers = 8;
+    TemporaryFile file(tiny_file(tiny));
+    int64_t page_bytes = 0;
+    for (int32_t engines : {16, 64}) {
+        LoadOptions options;
+        options.threads = 1;
+        options.engines = engines;
+        std::shared_ptr<LoadedModel> model;
+        EXPECT(load_model(file.path(), options, &model).ok());
+        page_bytes = cpu::KvArena::page_bytes(model->config, cpu::KvType::bf16);
+        int64_t one = limits::PAGES_PER_SEQUENCE_MAX * page_bytes;
+        int64_t share = cpu::memory_bytes() / 4 / engines;
+        EXPECT_EQ(model->model->kv_pages(), std::min(128 * one, std::max(share, one)) / page_bytes);
+    }
+}
+
 TEST(load_options_are_checked) {
     LoadOptions isa;
     isa.isa = "mmx";
@@ -319,4 +341,7 @@ TEST(load_options_are_checked) {
     LoadOptions kv;
     kv.kv_bytes = 1;
     EXPECT(mentions(load_error({}, kv), "not even one page"));
+    LoadOptions nobody;
+    nobody.engines = 0;
+    EXPECT(mentions(load_error({}, nobody), "one engine at least"));
 }

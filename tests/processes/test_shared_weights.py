@@ -127,17 +127,22 @@ def test_one_engine_packs_and_the_others_wait_for_it() -> None:
     weights.close()
 
 
-def test_two_engines_share_what_one_of_them_packs(tmp_path: Path) -> None:
+def test_two_engines_share_the_machine_and_what_one_of_them_packs(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     write_model(model)
     command = [str(Path(__file__).parent / "run_supervisor.py"), str(model), "workers=2"]
     with Server(command) as server:
         info = server.ready()["engine"]
-        names = (
-            path.read_text() for path in Path("/proc").glob("[0-9]*/maps") if mine(path, server)
-        )
-        shared = sum("memfd:sublimate-weights" in text for text in names)
-        assert shared == (2 if info["weights_shared"] else 0)
+        assert info["weights_shared"]
+        engines = [path for path in Path("/proc").glob("[0-9]*/maps") if mine(path, server)]
+        assert len(engines) == 2
+        assert all("memfd:sublimate-weights" in path.read_text() for path in engines)
+        cpus = [os.sched_getaffinity(int(path.parent.name)) for path in engines]
+        allowed = os.sched_getaffinity(0)
+        assert info["cpus"] in [sorted(each) for each in cpus]
+        if len(allowed) > 1:
+            assert not cpus[0] & cpus[1] and cpus[0] | cpus[1] == allowed
+            assert info["threads"] == len(info["cpus"])
 
 
 def mine(path: Path, server: Server) -> bool:

@@ -40,6 +40,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             "own cache (docs/workers.md).",
         ),
     ] = 1
+    worker_cpus: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Cores of each engine, a colon between engines: 0-3:4-7 or node0:node1. "
+            "auto splits those there are between several; none leaves it to the kernel.",
+        ),
+    ] = "auto"
     tls: Annotated[
         bool,
         Meta(description="HTTPS beside HTTP; without a certificate, with one made for loopback."),

@@ -37,12 +37,15 @@ class Load(Message, frozen=True, tag="load"):
 
     `prefix_secret`: 64 bits that the engines of a server share, so that one PrefixHasher serves for
     all of them; 0: a secret of the engine's own. A descriptor beside it: what an engine before it
-    sent with Weights.
+    sent with Weights. `cpus`: where all its threads stay; empty: wherever they may run. `engines`:
+    how many share the machine's memory.
     """
 
     settings: EngineSettings
     model_path: str
     prefix_secret: int = 0
+    cpus: tuple[int, ...] = ()
+    engines: int = 1
 
 
 class Attach(Message, frozen=True, tag="attach"):

@@ -31,6 +31,8 @@ class Share:
     weights: Literal["never", "auto", "always"] = "never"
     """As share_weights of Model.load; so is the next one as shared_weights_fd."""
     weights_fd: int = -1
+    engines: int = 1
+    """As for Model.load."""
     packed: Callable[[_core.Model], None] = _nothing
     """Called once the weights are there, before the engine is warm."""
 
@@ -81,6 +83,7 @@ def load_engine(
             threads=settings.threads,
             isa=settings.isa,
             kv_bytes=settings.kv_memory,
+            engines=share.engines,
             share_weights=share.weights,
             shared_weights_fd=share.weights_fd,
             progress=progress,

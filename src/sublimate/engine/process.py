@@ -27,6 +27,17 @@ PROGRESS_STEP = 0.01
 BEGIN_SECONDS = 10.0
 
 
+def _stay_on(cpus: tuple[int, ...]) -> None:
+    """Before there is any other thread: all that come inherit it. Raises EngineError."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        names = ",".join(str(cpu) for cpu in cpus)
+        raise EngineError(f"The engine cannot run on cores {names}: {error.strerror}.") from None
+
+
 def main() -> None:
     """Entry of `python -m sublimate.engine`."""
     EngineProcess(enter_child(channel.ToEngine)).run()
@@ -61,11 +72,13 @@ class EngineProcess:
     def _load(self, load: channel.Load, fds: tuple[int, ...]) -> _core.LoopEngine | None:
         share = Share(
             prefix_secret=load.prefix_secret,
-            weights="auto",
+            weights="auto" if load.engines == 1 else "always",
             weights_fd=fds[0] if fds else -1,
+            engines=load.engines,
             packed=self._hand_over,
         )
         try:
+            _stay_on(load.cpus)
             faults = open_faults()
             engine, info = load_engine(load.model_path, load.settings, self._progress, share)
             if faults is not None:
@@ -80,7 +93,8 @@ class EngineProcess:
             message = f"There is too little memory to load {load.model_path}."
             self._control.send(channel.Failed(message=message))
             return None
-        self._control.send(channel.Ready(info=info), (engine.prefix_fd,))
+        cpus = sorted(os.sched_getaffinity(0))
+        self._control.send(channel.Ready(info={**info, "cpus": cpus}), (engine.prefix_fd,))
         return engine
 
     def _hand_over(self, model: _core.Model) -> None:

@@ -26,6 +26,7 @@ from ..control import channel
 from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
 from ..guard.engine_watch import EngineWatch
+from .cores import Share, share_machine
 from .kernel_memory import KernelMemory
 from .listen import Listeners, address_url
 from .members import EdgeMember, EngineMember, Member, Role
@@ -93,7 +94,10 @@ class Fleet:
         self._kernel: KernelMemory | None = None
         """From when it runs."""
         self._engines_made = 0
-        self._weights: SharedWeights[EngineMember] = SharedWeights()
+        self._weights: dict[int, SharedWeights[EngineMember]] = {}
+        """By memory node."""
+        self._shares: list[Share] = []
+        """Of each worker's engine."""
 
     # ---- members -------------------------------------------------------------------------------
     @property
@@ -104,7 +108,9 @@ class Fleet:
         """The first of all."""
         if self.members:
             raise RuntimeError("a fleet is started once")
-        self._kernel = KernelMemory(self.launch.settings.server, self._listeners.workers)
+        server = self.launch.settings.server
+        self._shares = share_machine(server.worker_cpus, len(self._listeners.workers))
+        self._kernel = KernelMemory(server, self._listeners.workers)
         self._quotas = os.memfd_create("sublimate-quotas", os.MFD_CLOEXEC)
         for worker in range(len(self._listeners.workers)):
             self.add_engine(worker)
@@ -216,18 +222,29 @@ class Fleet:
             self._load(engine)
 
     def _load(self, engine: EngineMember) -> None:
-        if not self._weights.may_load(engine):
+        weights = self._weights_for(engine)
+        if not weights.may_load(engine):
             return
         launch = self.launch
+        settings = launch.settings.engine
+        share = self._shares[engine.worker]
+        if share.threads and not settings.threads:
+            settings = msgspec.structs.replace(settings, threads=share.threads)
         load = channel.Load(
-            settings=launch.settings.engine,
+            settings=settings,
             model_path=launch.model_path,
             prefix_secret=self._prefix_secret,
+            cpus=share.cpus,
+            engines=len(self._shares),
         )
-        engine.child.send(load, self._weights.fds)
+        engine.child.send(load, weights.fds)
+
+    def _weights_for(self, engine: EngineMember) -> SharedWeights[EngineMember]:
+        node = self._shares[engine.worker].node
+        return self._weights.setdefault(node, SharedWeights())
 
     def _settle(self, engine: EngineMember) -> None:
-        for each in self._weights.settled(engine):
+        for each in self._weights_for(engine).settled(engine):
             self._load(each)
 
     def _serve_engine(self, engine: EngineMember) -> None:
@@ -236,7 +253,7 @@ class Fleet:
                 case channel.Progress(fraction=fraction):
                     self._reporter.loading(fraction)
                 case channel.Weights():
-                    self._weights.take(received.fds)
+                    self._weights_for(engine).take(received.fds)
                     self._settle(engine)
                 case channel.Ready(info=info):
                     self._settle(engine)
@@ -512,7 +529,8 @@ class Fleet:
             member.child.reap(deadline_seconds)
         for engine in self.engines:
             engine.drop_prefixes()
-        self._weights.close()
+        for weights in self._weights.values():
+            weights.close()
         for edge in self.edges:
             edge.close_inbox()
         if self._quotas >= 0:
