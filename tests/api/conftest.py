@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from importlib import import_module
 
+import anthropic
 import pytest
 
 from harness import CARRIER, Served, serve
@@ -34,3 +35,10 @@ def shared() -> Iterator[Served]:
         yield served
         assert served.idle()
         assert served.engine.audit() == ""
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[anthropic.Anthropic]:
+    """The official one, closed behind the test: what is only forgotten is found by a later test."""
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as made:
+        yield made

@@ -102,8 +102,9 @@ def told(served: Served, collector: Collector) -> list[Any]:
     return sorted(collector.spans, key=lambda span: span.name in ("queue", "prefill", "decode"))
 
 
-def test_a_trace_goes_on_through_the_official_client(served: Served, collector: Collector) -> None:
-    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+def test_a_trace_goes_on_through_the_official_client(
+    served: Served, client: anthropic.Anthropic, collector: Collector
+) -> None:
     before_ns = time.time_ns()
     with client.messages.stream(
         **body("count secretly"), stop_sequences=["50"], extra_headers=CALLER
