@@ -2,6 +2,7 @@
 
 usage: python bench/overload.py [--times 10] [--seconds 10] [--scripted | --model NAME]
                                 [--prompt-words 100] [--tokens 64] [--target SECONDS] [--json]
+                                [--clients 32]
 
 First the server's saturation is found: the fewest clients, each with one request at a time, that
 reach 95 % of the best rate of tokens. Then requests arrive at `times` that rate, whether others are
@@ -222,7 +223,12 @@ def command(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 async def measure(arguments: argparse.Namespace, url: str) -> list[Phase]:
     load = Load(url, arguments.prompt_words, arguments.tokens)
-    steady = await saturation(load, arguments.seconds)
+    if arguments.clients:
+        steady = await closed(load, arguments.clients, arguments.seconds)
+    else:
+        steady = await saturation(load, arguments.seconds)
+    if not steady.requests_per_second:
+        raise SystemExit("No request ended in that time: more --seconds, or a quiet machine.")
     rate = arguments.times * steady.requests_per_second
     return [steady, await overload(load, rate, 2 * arguments.seconds)]
 
@@ -242,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=0, help="that saturate it; 0: found out")
     parser.add_argument("--model", default="")
     parser.add_argument("--scripted", action="store_true")
     parser.add_argument("--prompt-words", type=int, default=100)

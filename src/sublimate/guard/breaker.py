@@ -7,8 +7,8 @@ begins with the loop's own prices (core/loop/cost.h), measured at the warm-up; w
 up it is observed, so that it holds whatever else the engine and the machine do.
 
 Without a target of the operator's it is relative: what the requests that just saturate the engine
-need together. While fewer than that wait nothing is refused: a person with a few requests never
-meets the breaker, nor does a burst that just fills the engine.
+need together. While only a few wait nothing is refused: a person alone with the server never meets
+the breaker, nor does a batch that an engine computes well.
 
 With several tenants the ones that have reserved the most are refused first: what is within a
 tenant's equal share of the target is taken, whatever the others have.
@@ -126,7 +126,7 @@ class Breaker:
         self._pass_time(now_seconds)
         tokens = prompt_tokens + REQUEST_TOKENS
         # An operator's target is kept, but for the few of a person who has the server alone.
-        tolerated = FEW if target_seconds else self.saturating
+        tolerated = FEW if target_seconds else SATURATING_MIN
         limit_seconds = target_seconds or self.target_seconds
         wait_seconds = self.wait_seconds(tokens)
         if len(self._reserved) < tolerated or wait_seconds <= limit_seconds:
@@ -162,7 +162,9 @@ class Breaker:
     @property
     def target_seconds(self) -> float:
         """The relative one."""
-        return max(TARGET_SECONDS_MIN, self.saturating * self._mean_tokens / self.rate)
+        # At the rate by the prices: an engine that others slow down takes less, not longer.
+        rate = max(self.rate, self._prices.tokens_per_second)
+        return max(TARGET_SECONDS_MIN, self.saturating * self._mean_tokens / rate)
 
     @property
     def reserved_tokens(self) -> int:
