@@ -12,6 +12,7 @@ defines: Expected, Miss, utilization_of, misses_of, TrafficPausedError, Validato
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -43,7 +44,9 @@ OK = 200
 PERCENT = 100.0
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)(%?)")
 PROBE = "sublimate_probe"
-"""In the extensions of the request that is let through while traffic is paused."""
+"""Begins the mark, in the extensions, of the request that is let through while traffic is paused.
+Each validator has its own: a client may have the hooks of several."""
+NUMBERS = itertools.count()
 
 What = Literal["layer", "path", "policy", "utilization"]
 
@@ -165,6 +168,7 @@ class Validator:
         self._pauses = pauses
         self._paths = frozenset(paths)
         self._clock = clock
+        self._mark = f"{PROBE}_{next(NUMBERS)}"
         self._lock = threading.Lock()
         self._last: list[Miss] = []
         """Of the latest answer that had one."""
@@ -204,7 +208,7 @@ class Validator:
                 raise TrafficPausedError(self._last, self._probe_at_seconds - now)
             # What becomes of the probe may never be heard: then another goes.
             self._probe_at_seconds = now + self._probe_seconds
-        request.extensions = {**request.extensions, PROBE: True}
+        request.extensions = {**request.extensions, self._mark: True}
 
     def after(self, response: Any) -> None:
         """The head of an answer is there. Errors say nothing of a path: they are not judged."""
@@ -213,7 +217,7 @@ class Validator:
             return
         found = misses_of(response.headers, self.expected)
         where = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
-        self.judge(found, where, response.headers, is_probe=PROBE in request.extensions)
+        self.judge(found, where, response.headers, is_probe=self._mark in request.extensions)
 
     def _is_checked(self, request: Any) -> bool:
         return request.method == "POST" and request.url.path.rstrip("/") in self._paths
