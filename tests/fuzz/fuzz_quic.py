@@ -1,16 +1,18 @@
-"""Fuzz target of the HTTP/3 adapter: datagrams that were broken on their way, and bytes on request
-and control streams that are no HTTP/3, sealed as a client would seal them.
+"""Fuzz target of the HTTP/3 adapter: datagrams that were broken on their way, bytes on request and
+control streams that are no HTTP/3, sealed as a client would seal them, and first datagrams whose
+label the client invents as long or short as it likes.
 
 Nothing of it may raise past the connection, which goes on, or ends with every request of it told
 that its client is gone.
 
     PYTHONPATH=tests python tests/fuzz/fuzz_quic.py --seconds 60     # tests run it for a moment
 
-defines: one_connection, stream_bytes, one_stream, run
+defines: one_connection, stream_bytes, one_stream, first_datagrams, run
 """
 
 import asyncio
 import random
+import socket
 import ssl
 import sys
 import tempfile
@@ -27,14 +29,26 @@ from fuzz.seeds import main
 from sublimate.cli.certificate import own_certificate
 from sublimate.edge.exchange import Exchange
 from sublimate.edge.quic import connection as adapter
+from sublimate.edge.quic.listener import QuicListener
 from sublimate.edge.quic.transport import Transport, configuration_of
 
 ADDRESS = ("127.0.0.1", 4433)
 TURNS = 12
+LABEL_BYTES, LABEL_BYTES_MAX = 8, 20
 HEAD = bytes.fromhex("0000d1d7508cf1e3c2e5f23a6ba0ab90f4ffc1")
 """GET https with an authority, as QPACK has it without its table."""
 FRAMES = (b"\x01" + bytes([len(HEAD)]) + HEAD, b"\x00\x05hello", b"\x00\x04\x00", b"\x04\x00")
 WORDS = (b"\x01", b"\x40\x41", b"\x07\x01\x00", b"\x21\xff", b"\xc0" * 8, *FRAMES)
+
+
+class Labels:
+    """Stands where the kernel's table is, which has no shorter ones."""
+
+    def label_given(self, label: bytes) -> None:
+        if len(label) < LABEL_BYTES:
+            raise ValueError("no label")
+
+    def label_retired(self, label: bytes) -> None: ...
 
 
 class Answers(Application):
@@ -42,6 +56,7 @@ class Answers(Application):
 
     def __init__(self) -> None:
         self.left: set[Exchange] = set()
+        self.kernel = Labels()
 
     def is_replay_safe(self, exchange: Exchange) -> bool:
         return True
@@ -156,6 +171,28 @@ async def one_stream(data: bytes) -> str:
         raise AssertionError("a request was never told that its client is gone")
     server._over()
     return end
+
+
+async def first_datagrams(draw: random.Random) -> int:
+    """How many of them began a connection; the listener has those, and it knows no others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((ADDRESS[0], 0))
+        loop = asyncio.get_running_loop()
+        listener = QuicListener(Answers(), loop, sock, *pair())  # type: ignore[arg-type]
+        for _ in range(TURNS):
+            label = draw.randbytes(draw.randrange(LABEL_BYTES_MAX + 1))
+            head = b"\xc3\0\0\0\x01" + bytes([len(label)]) + label + b"\x08" + bytes(8)
+            data = (head + b"\0\x44\x96").ljust(1200, b"\xaa")
+            listener._take(mutate(draw, data, WORDS) if draw.random() < 0.2 else data, ADDRESS)
+            if listener._labels and listener._ticker is None:
+                raise AssertionError("nobody would end them")
+        if any(len(label) < LABEL_BYTES for label in listener._by_label):
+            raise AssertionError("a label that is too short was taken")
+        begun = listener.connections
+        for connection in list(listener._labels):
+            connection._over()
+        listener.close()
+        return begun
 
 
 def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A short run of the Python fuzzers, and of their own ability to find something."""
 
+import asyncio
 import random
 
 import pytest
@@ -63,6 +64,11 @@ def test_a_planted_fault_in_the_frame_reader_is_found(monkeypatch: pytest.Monkey
 def test_datagrams_and_streams_of_http_3() -> None:
     outcomes = fuzz_quic.run(SECONDS, SEED)
     assert outcomes.get("closed") and outcomes.get("open"), outcomes
+
+
+def test_first_datagrams_of_http_3() -> None:
+    begun = [asyncio.run(fuzz_quic.first_datagrams(random.Random(SEED + at))) for at in range(20)]
+    assert min(begun) < fuzz_quic.TURNS and max(begun) > 0
 
 
 def test_a_seed_repeats() -> None:

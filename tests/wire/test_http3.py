@@ -281,6 +281,22 @@ def test_what_is_no_handshake_is_forgotten(served: Served, client: Client) -> No
     wait_until(lambda: served.call(lambda: quic.connections) <= before + 1)
 
 
+def test_a_first_label_that_is_too_short_keeps_nothing(served: Served, client: Client) -> None:
+    """RFC 9000, section 7.2: a client invents 8 bytes or more."""
+    quic = served.server._quic
+    assert quic is not None and client.ask("GET", "/livez").status == 200
+    before = served.call(lambda: quic.connections)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", served.server.ports["h3"]))
+        for size in range(8):
+            label = bytes([size]) + b"\x7f" * size
+            head = bytes.fromhex("c3 00000001") + label + b"\x08" + bytes(8)
+            sock.send((head + b"\x00\x44\x96").ljust(1200, b"\xaa"))
+    assert client.ask("GET", "/livez").status == 200
+    assert served.call(lambda: quic.connections) <= before
+    assert served.call(lambda: min(map(len, quic._by_label))) == 8
+
+
 # ---- connections -------------------------------------------------------------------------------
 def test_a_client_may_move_between_requests_and_within_a_stream(
     served: Served, client: Client

@@ -133,8 +133,9 @@ class Siblings:
                 )
             except OSError:
                 return
-            if not data:
-                return  # the supervisor, which holds the other end, is gone
+            if not data:  # the supervisor, which holds the other end, is gone: nobody writes again
+                self._loop.remove_reader(self._inbox.fileno())
+                return
             fds = array.array("i")
             for _, _, raw in ancillary:
                 fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])

@@ -149,10 +149,10 @@ class Steering:
     def remember_connection_id(self, connection_id: bytes, index: int) -> bool:
         """Datagrams to this QUIC connection id (one that the server gave out; its first 8 bytes
         count) go to worker `index`, wherever they come from."""
-        if len(connection_id) < CONNECTION_ID_BYTES:
-            raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
         if not self.loaded:
             return False
+        if len(connection_id) < CONNECTION_ID_BYTES:
+            raise ValueError(f"a connection id has {CONNECTION_ID_BYTES} bytes or more here")
         return self._remember(
             self._ids, connection_id[:CONNECTION_ID_BYTES], NUMBER.pack(_checked(index))
         )

@@ -44,6 +44,8 @@ SEGMENTS_MAX = 40
 CANNOT_SEGMENT = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
 LABEL_BYTES = 8
 """Of a connection id, ours and those that a retry invents."""
+FIRST_LABEL_BYTES_MIN = 8
+"""Of the connection id that a client invents for its first datagram (RFC 9000, 7.2)."""
 RESET_BYTES, RESET_BYTES_MIN = 43, 21
 """Of a stateless reset: as long as a short packet, and no shorter than one can be."""
 
@@ -232,6 +234,8 @@ class QuicListener:
             return None
         if header.packet_type != QuicPacketType.INITIAL:
             return None
+        if len(header.destination_cid) < FIRST_LABEL_BYTES_MIN:
+            return None
         if header.token:
             try:
                 original = self._tokens.validate_token(
@@ -285,10 +289,10 @@ class QuicListener:
             return None  # silence: there is TCP, which can say why
         self._labels[connection] = set()
         self._half_open.add(connection)
+        if self._ticker is None:  # first of all: it ends whatever goes no further than here
+            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
         self.know(label, connection)
         self.know(transport.host_cid, connection)
-        if self._ticker is None:
-            self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
         return connection
 
     # ---- connections ---------------------------------------------------------------------------
