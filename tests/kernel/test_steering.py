@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from sublimate import _core
+from sublimate.config import ServerSettings
+from sublimate.kernel.connections import Connections
 from sublimate.kernel.keys import packed_address
 from sublimate.kernel.steering import Steering
+from sublimate.supervisor.kernel_memory import KernelMemory
+from sublimate.supervisor.listen import WorkerSockets
 
 WORKER = Path(__file__).with_name("port_worker.py")
 CLIENTS = 24
@@ -177,6 +181,78 @@ def test_a_cleared_worker_gets_nothing_new(steering: Steering, opened: ExitStack
     assert steering.steered()["away"] == 2 * FEW
     steering.clear_socket(0)
     assert set(port.answers("127.0.0.9")) == {0, 1}, "with nobody left the kernel picks"
+
+
+def test_a_group_that_is_detached_is_the_kernels_hash(
+    steering: Steering, opened: ExitStack
+) -> None:
+    socks = [opened.enter_context(socket.socket(IPV4, UDP)) for _ in range(2)]
+    for number, sock in enumerate(socks):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("127.0.0.1", 0) if number == 0 else socks[0].getsockname())
+        steering.set_socket(number, sock)
+    steering.detach(socks[1])
+    steering.attach(socks[0])
+    client = opened.enter_context(socket.socket(IPV4, UDP))
+    client.sendto(b"?", socks[0].getsockname())
+    assert sum(steering.steered().values()) == 1
+    for sock in socks:
+        steering.detach(sock)
+    client.sendto(b"?", socks[0].getsockname())
+    assert sum(steering.steered().values()) == 1
+
+
+class Fails(Steering):
+    """After so many steps, as where the kernel's table is full or a group is refused."""
+
+    loaded = True
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.attached: set[socket.socket] = set()
+        self.is_closed = False
+
+    def _step(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise OSError(7, "no room")
+
+    def attach(self, sock: socket.socket) -> bool:
+        self._step()
+        self.attached.add(sock)
+        return True
+
+    def detach(self, sock: socket.socket) -> None:
+        self.attached.discard(sock)
+
+    def set_socket(self, index: int, sock: socket.socket) -> bool:
+        assert not self.attached, "nobody is steered before all are known"
+        self._step()
+        return True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("steps", [0, 3, 4, 5, 6])
+def test_steering_that_fails_half_way_steers_nobody(
+    monkeypatch: pytest.MonkeyPatch, opened: ExitStack, steps: int
+) -> None:
+    """Two workers of two sockets, then two groups: six steps."""
+    steering = Fails(steps)
+    monkeypatch.setattr(Connections, "load", lambda *of: Connections())
+    monkeypatch.setattr(Steering, "load", lambda *of: steering)
+    socks = [opened.enter_context(socket.socket()) for _ in range(4)]
+    memory = KernelMemory(ServerSettings(), [WorkerSockets(*socks[:2]), WorkerSockets(*socks[2:])])
+    told = memory._connections.steering
+    if steps < 6:
+        assert steering.is_closed and not steering.attached
+        assert told is not steering and told.reason == "refused"
+        memory.edge_is_up(1)
+        memory.edge_is_gone(1)
+    else:
+        assert told is steering and steering.attached == set(socks[:2])
 
 
 def test_two_clients_never_share_a_key(steering: Steering, opened: ExitStack) -> None:

@@ -9,6 +9,7 @@ defines: Steering
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -24,7 +25,7 @@ WORKERS_MAX = _core.KERNEL_LIMITS["STEERING_WORKERS_MAX"]
 GROUPS_MAX = _core.KERNEL_LIMITS["STEERING_GROUPS_MAX"]
 ENTRIES = _core.KERNEL_LIMITS["STEERING_ENTRIES"]
 CONNECTION_ID_BYTES = _core.KERNEL_LIMITS["QUIC_CONNECTION_ID_BYTES"]
-SO_ATTACH_REUSEPORT_EBPF = 52
+SO_ATTACH_REUSEPORT_EBPF, SO_DETACH_REUSEPORT_BPF = 52, 68
 FDS = ("program", "sockets", "groups", "addresses", "connection_ids", "steered")
 COUNTERS = ("connection_id", "address", "hash", "away")
 """As in core/bpf/maps.h: what decided. `away`: the remembered worker was gone."""
@@ -92,6 +93,11 @@ class Steering:
         self._place(sock)
         sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_EBPF, self._program)
         return True
+
+    def detach(self, sock: socket.socket) -> None:
+        """The kernel's hash decides for this group again; idempotent."""
+        with contextlib.suppress(OSError):  # there is none
+            sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0)
 
     def set_socket(self, index: int, sock: socket.socket) -> bool:
         """Worker `index` has this socket: listening TCP, or bound UDP. What it had before on that

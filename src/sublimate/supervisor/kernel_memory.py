@@ -36,14 +36,19 @@ class KernelMemory:
             self._steer(Steering.load(settings.kernel_entries))
 
     def _steer(self, steering: Steering) -> None:
+        """The program decides when all sockets are in its table, or never: what it knows half of
+        would give all connections to that half."""
+        groups = self._workers[0].all()
+        self._connections.steering = steering
+        self._absent = set(range(len(self._workers)))
         try:
-            for sock in self._workers[0].all():
-                steering.attach(sock)
-            self._connections.steering = steering
-            self._absent = set(range(len(self._workers)))
             for worker in range(len(self._workers)):
                 self.edge_is_up(worker)
+            for sock in groups:
+                steering.attach(sock)
         except OSError as error:
+            for sock in groups:
+                steering.detach(sock)
             steering.close()
             self._absent = set()
             self._connections.steering = Steering(reason=refused(error))
