@@ -14,7 +14,7 @@ from sublimate.cli.main import app
 from sublimate.kernel import objects
 from sublimate.kernel.connections import Connections
 from sublimate.kernel.keys import quic_key
-from sublimate.kernel.objects import Loaded, find
+from sublimate.kernel.objects import Loaded, Program, find
 from sublimate.kernel.steering import Steering
 
 ENTRIES = 500
@@ -119,6 +119,31 @@ def test_without_the_right_it_says_where_else_to_look(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_core, "kernel_objects", refused)
     shown = CliRunner().invoke(app, ["kernel"])
     assert shown.exit_code != 0 and "CAP_SYS_ADMIN" in shown.output
+
+
+def test_what_was_opened_is_closed_if_the_kernel_tells_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, write = os.pipe()
+
+    def told(programs: bool) -> list[tuple[int, int, str, int]]:
+        if programs:
+            return [(read, 1, "sublimate_sent", 1)]
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(_core, "kernel_objects", told)
+    with pytest.raises(OSError, match="too many"):
+        find()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(read)
+    os.close(write)
+
+
+def test_steering_has_no_lookups_and_touches_nothing() -> None:
+    ran = [Program("sublimate_steer", 1, 100, 1)]
+    part = Loaded("steering", 1, ran, [], {"hash": 1})
+    assert part.touch_ns is None and part.hit_ratio is None
+    assert Loaded("connections", 1, ran, [], {}).touch_ns == 100
 
 
 def test_nothing_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

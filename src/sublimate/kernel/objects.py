@@ -11,6 +11,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -64,29 +65,29 @@ class Loaded(msgspec.Struct, frozen=True):
 
     @property
     def hit_ratio(self) -> float | None:
-        """Of lookups; None before the first."""
+        """Of lookups; None before the first, and of steering."""
         lookups = self.counters.get("lookups", 0)
         return self.counters["hits"] / lookups if lookups else None
 
     @property
     def touch_ns(self) -> float | None:
-        """Mean of a run of a program; None while the kernel does not count."""
+        """Mean of a run of a program; None while the kernel does not count, and of steering, whose
+        program runs once per connection and touches none."""
+        if self.part == "steering":
+            return None
         runs = sum(program.runs for program in self.programs)
         return sum(program.run_ns for program in self.programs) / runs if runs else None
 
 
 def find(clear: bool = False) -> list[Loaded]:
     """All of it; `clear` empties the maps that remember. Raises OSError."""
-    programs = [each for each in _objects(True) if each[2].startswith(PREFIX)]
-    maps = _objects(False)
-    groups = sorted({group for _, _, _, group in programs})
-    try:
+    with ExitStack() as opened:
+        programs = _objects(True)
+        opened.callback(_close, programs)
+        maps = _objects(False)
+        opened.callback(_close, maps)
+        groups = sorted({group for _, _, _, group in programs})
         return [_loaded(group, programs, maps, clear) for group in groups]
-    finally:
-        for fd, _, _, _ in maps:
-            os.close(fd)
-        for fd, _, _, _ in programs:
-            os.close(fd)
 
 
 _Object = tuple[int, int, str, int]
@@ -102,6 +103,11 @@ def _objects(programs: bool) -> list[_Object]:
         else:
             os.close(each[0])
     return found
+
+
+def _close(found: list[_Object]) -> None:
+    for fd, _, _, _ in found:
+        os.close(fd)
 
 
 def _loaded(group: int, programs: list[_Object], maps: list[_Object], clear: bool) -> Loaded:
