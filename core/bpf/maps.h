@@ -1,9 +1,8 @@
 // What the programs in the kernel and the server agree upon: keys and values of the maps, and their
 // bounds. Plain C, since the compiler for the kernel reads it too.
 //
-// defines: bounds, SteeringGroup, SteeringPlace, SteeredAddress, SteeringCounter, ConnectionKey,
-// ConnectionDigests,
-//          ConnectionCounter, CacheCounter
+// defines: bounds, SteeringGroup, SteeringPlace, SteeredAddress, SteeringCounter,
+//          ConnectionKey, ConnectionDigests, ConnectionCounter, CacheCounter
 #ifndef SUBLIMATE_BPF_MAPS_H
 #define SUBLIMATE_BPF_MAPS_H
 

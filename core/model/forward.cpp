@@ -187,8 +187,7 @@ const float* CpuModel::forward(const Step& step) {
     return buffers_.logits;
 }
 
-// ---- on every thread
-// --------------------------------------------------------------------------------
+// ---- on every thread ----------------------------------------------------------------------------
 
 void CpuModel::run(int32_t thread) {
     if (!plan_->repeats_norms) {

@@ -6,7 +6,8 @@
 
 The request goes as it came, over a connection that the other edge serves as any client's (it looks
 at the key, too), and the answer comes back as it is. A client that goes takes that connection with
-it. Where the other edge does not run, the request is served here.
+it. Where the other edge does not run, a request with an idempotency-key is served here, one for a
+response or a story is as if there were none, and one for batches or files is a 503.
 
 defines: ElsewhereError, RelaySink, relay, relay_or, serve_siblings,
          kept_here_or_raise, kept_elsewhere, first_or_here, relays_to_first, ask
