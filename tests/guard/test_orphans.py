@@ -281,5 +281,7 @@ def test_metrics_tell_what_this_run_found(places: Places) -> None:
             ("process", "cleaned"): 2.0,
             ("gpu", "left"): 1.0,
         }
+        assert list(orphan_families({"worker": "0"})), "of several edges the first tells it"
+        assert not list(orphan_families({"worker": "1"}))
         processes = record.path.read_bytes().splitlines()
         assert msgspec.json.decode(processes[0], type=Process) == this_process()

@@ -22,6 +22,7 @@ from sublimate.kernel.connections import (
     Connections,
 )
 from sublimate.kernel.keys import KEY_BYTES, NO_KEY, described, packed_address, quic_key, tcp_key
+from sublimate.kernel.metrics import connection_families
 
 SECRET = b"of one server, and of no other.."
 OWNER, OTHER = b"one key", b"another key"
@@ -244,6 +245,39 @@ def test_what_is_forgotten_is_counted(load: Load) -> None:
     assert memory.counters()["removes"] == len(there)
 
 
+def test_an_edge_that_was_killed_leaves_no_connection_counted(load: Load) -> None:
+    memory, edges = load(), list[Connections]()
+    for _ in range(2):
+        copies = {name: os.dup(fd) for name, fd in memory.named.items()}
+        edges.append(Connections.from_fds(copies, SECRET, row=3, hook="", sees_quic=False))
+        assert entries(memory) == 0
+        for number in range(5):
+            ask(edges[-1], key(number + 10 * len(edges)), prompt(64))
+        edges[-1].forget(key(10 * len(edges)))
+        assert entries(memory) == 4, "and it ends without a word"
+    told = memory.counters()
+    assert (told["inserts"], told["lookups"], told["evictions"]) == (10, 10, 0)
+    for edge in edges:
+        edge.close()
+
+
+def entries(memory: Connections) -> float:
+    """As /metrics tells."""
+    families = connection_families(memory, {})
+    (family,) = (each for each in families if each.name == "sublimate_kernel_cache_entries")
+    return family.samples[0].value
+
+
+def test_of_several_edges_one_tells_what_is_the_servers(load: Load) -> None:
+    memory = load()
+    names = [
+        {family.name for family in connection_families(memory, labels)}
+        for labels in ({}, {"worker": "0"}, {"worker": "1"})
+    ]
+    assert names[0] == names[1] > {"sublimate_kernel_cache_lookups", "sublimate_kernel_touches"}
+    assert names[2] == {"sublimate_kernel_state"}, "how it is with each, each tells"
+
+
 # ---- wrong use, and none -------------------------------------------------------------------------
 def test_nothing_is_remembered_where_nothing_is_loaded(load: Load) -> None:
     memory = Connections("lockdown")
@@ -361,7 +395,7 @@ def test_a_client_is_steered_to_its_engine_and_a_crowd_is_not(
         use = memory.begin(each, OWNER, prompt(64), worker=number % 3)
         assert use is not None
         memory.end(use, 0)
-        if number <= CROWD_CONNECTIONS:
+        if number < CROWD_CONNECTIONS:
             assert steering.addresses == {proxy: number % 3}
     assert steering.addresses == {}, "a proxy's connections all go where the hash says"
     for each in keys[1:]:
@@ -371,8 +405,23 @@ def test_a_client_is_steered_to_its_engine_and_a_crowd_is_not(
     memory.begin(quic_key(b"12345678"), OWNER, prompt(64), worker=1)
     memory.begin(NO_KEY, OWNER, prompt(64), worker=1)
     assert steering.addresses == {proxy: 2}, "these name no address"
+    memory.forget(keys[0])
+    assert not memory._of_address and not memory._asking
     memory.worker = 5
     memory.label_given(b"12345678")
     assert steering.labels == {b"12345678": 5}
     memory.label_retired(b"12345678")
     assert not steering.labels
+
+
+def test_a_crowd_is_one_also_where_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, steering = Connections("lockdown"), Remembers()
+    monkeypatch.setattr(memory, "steering", steering)
+    keys = [tcp_key(("10.0.0.1", 80), ("10.0.0.9", number)) for number in range(20)]
+    for each in keys:
+        assert memory.begin(each, OWNER, prompt(64), worker=1) is None
+    assert steering.addresses == {}
+    for each in keys:
+        memory.forget(each)
+    assert memory.begin(keys[0], OWNER, prompt(64), worker=1) is None
+    assert steering.addresses == {packed_address("10.0.0.9"): 1}

@@ -81,6 +81,9 @@ class Connections:
         self._links: list[int] = []
         self._known: set[bytes] = set()
         """Connections that this process has put into the map and not taken out."""
+        self._asking: set[bytes] = set()
+        """Open ones of TCP that have asked something, where there is steering; whether or not any
+        of them is remembered."""
         self._of_address: Counter[bytes] = Counter()
         """How many of these a client has."""
 
@@ -159,13 +162,18 @@ class Connections:
         self._row = row * ROW_WORDS
         self._secret = secret
         self.reason = LOADED
+        # Who had the row before may have been killed: its connections are over, counted or not.
+        inserts, removes, evictions = (
+            self._cache[self._row + counter] for counter in (INSERTS, REMOVES, EVICTIONS)
+        )
+        self._count(REMOVES, inserts - removes - evictions)
 
     # ---- of a request --------------------------------------------------------------------------
     def begin(self, key: bytes, owner: bytes, ids: Any, *, worker: int = 0) -> Use | None:
         """A request with this prompt on that connection; None: nothing can be remembered of it.
         owner: whose it is. ids: int32 (tokens,). worker: whose engine has it."""
         if self.steering.loaded:
-            self._steer(address_of(key), worker)
+            self._steer(key, worker)
         if not self.loaded or not key:
             return None
         blocks = len(ids) // BLOCK_TOKENS
@@ -176,7 +184,7 @@ class Connections:
         if value is not None:
             self._count(HITS)
         elif key in self._known:
-            self._forget(key)
+            self._known.discard(key)
             self._count(EVICTIONS)
         begin = min(first, known_first)
         digests = self._digested(owner, ids, begin, blocks)
@@ -202,34 +210,39 @@ class Connections:
         if use.key not in self._known:
             self._count(INSERTS)
             self._known.add(use.key)
-            self._of_address[address_of(use.key)] += 1
 
     def forget(self, key: bytes) -> None:
         """The connection is closed: it will not come back."""
+        self._asks_no_more(key)
         if not self.loaded or key not in self._known:
             return
-        self._forget(key)
+        self._known.discard(key)
         was_there = self._tried(self._digests.remove, key)
         self._tried(self._uses.remove, key)
         self._count(REMOVES if was_there else EVICTIONS)
 
-    def _forget(self, key: bytes) -> None:
-        self._known.discard(key)
-        address = address_of(key)
-        self._of_address[address] -= 1
-        if self._of_address[address] <= 0:
-            del self._of_address[address]
-
     # ---- of several workers ----------------------------------------------------------------------
-    def _steer(self, address: bytes, worker: int) -> None:
+    def _steer(self, key: bytes, worker: int) -> None:
         """New connections of this client go to the edge beside the engine that has its prompts. Not
         those of a proxy or a crowd behind one address: they would all go to one edge."""
-        if not address:
+        if not (address := address_of(key)):
             return
+        if key not in self._asking:
+            self._asking.add(key)
+            self._of_address[address] += 1
         if self._of_address[address] > CROWD_CONNECTIONS:
             self.steering.forget_packed(address)
         else:
             self.steering.remember_packed(address, worker)
+
+    def _asks_no_more(self, key: bytes) -> None:
+        if key not in self._asking:
+            return
+        self._asking.discard(key)
+        address = address_of(key)
+        self._of_address[address] -= 1
+        if self._of_address[address] <= 0:
+            del self._of_address[address]
 
     def label_given(self, label: bytes) -> None:
         """A QUIC connection of this edge is called so, too: its datagrams come here, whatever

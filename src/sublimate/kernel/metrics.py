@@ -1,6 +1,6 @@
 """What the kernel's maps count, for Prometheus.
 
-defines: connection_families
+defines: is_told_here, connection_families
 """
 
 from __future__ import annotations
@@ -12,20 +12,35 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from .connections import Connections
 from .reason import Reason
-from .steering import Steering
 
 PREFIX = "sublimate_kernel_"
 NS_PER_S = 1e9
+FIRST = "0"
+"""Of the workers."""
 TOUCHING = ("sent", "received")
 """Programs that run once per socket call."""
 
 
+def is_told_here(labels: dict[str, str]) -> bool:
+    """Of several edges the first worker's tells what is one figure of the server: a sum over the
+    edges is right of all that /metrics has."""
+    return labels.get("worker", FIRST) == FIRST
+
+
 def connection_families(state: Connections, labels: dict[str, str]) -> Iterator[Any]:
-    """Of the memory of connections, all edges together, and of steering."""
-    yield from _steering_families(state.steering, labels)
-    yield _state("connections", state.reason, labels)
-    if not state.loaded:
+    """Of the memory of connections, all edges together, and of steering. How either is, each edge
+    tells: it may be refused what another is not."""
+    yield _state(labels, steering=state.steering.reason, connections=state.reason)
+    if not is_told_here(labels):
         return
+    if state.steering.loaded:
+        text = "New connections and datagrams, by what decided where they go."
+        yield _counters("steered", text, "by", state.steering.steered(), labels)
+    if state.loaded:
+        yield from _memory_families(state, labels)
+
+
+def _memory_families(state: Connections, labels: dict[str, str]) -> Iterator[Any]:
     counters = state.counters()
     for name, text in (
         ("lookups", "Requests whose connection was looked up."),
@@ -54,18 +69,12 @@ def connection_families(state: Connections, labels: dict[str, str]) -> Iterator[
         yield _gauge("touch_ns", "Of one socket call, in our programs, mean.", mean, labels)
 
 
-def _steering_families(steering: Steering, labels: dict[str, str]) -> Iterator[Any]:
-    """Of where new connections and datagrams went."""
-    yield _state("steering", steering.reason, labels)
-    if steering.loaded:
-        text = "New connections and datagrams, by what decided where they go."
-        yield _counters("steered", text, "by", steering.steered(), labels)
-
-
-def _state(part: str, reason: Reason, labels: dict[str, str]) -> GaugeMetricFamily:
+def _state(labels: dict[str, str], **reasons: Reason) -> GaugeMetricFamily:
+    """By part."""
     text = "1 for why this part is as it is; loaded: it works (docs/kernel.md)."
     family = GaugeMetricFamily(PREFIX + "state", text, labels=[*labels, "part", "reason"])
-    family.add_metric([*labels.values(), part, reason], 1)
+    for part, reason in reasons.items():
+        family.add_metric([*labels.values(), part, reason], 1)
     return family
 
 

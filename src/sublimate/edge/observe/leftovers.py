@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily
 
 from ...control.run_record import orphans_told
+from ...kernel.metrics import is_told_here
 
 NAME = "sublimate_orphans"
 
 
 def orphan_families(labels: dict[str, str]) -> Iterator[CounterMetricFamily]:
     """Counted once, when the server started."""
+    if not is_told_here(labels):
+        return
     names = [*labels, "kind", "result"]
     text = "Things that killed runs had left when this one started, and what became of them."
     family = CounterMetricFamily(NAME, text, labels=names)
