@@ -121,6 +121,23 @@ def test_a_gpu_that_computes_nothing_while_requests_run_is_found() -> None:
     assert follow(watch, 60, 1) == [""]
 
 
+@pytest.mark.parametrize("pause", [1.0, 1.003, 1.37, 0.1, 2.9])
+def test_a_window_is_full_whenever_its_readings_come(pause: float) -> None:
+    gpu = SimulatedGpu(temperature=40, utilization=0, temperature_max=85)
+    watch = GpuWatch(gpu)
+    at = [number * pause for number in range(round(40 / pause))]
+    said = {second: watch.look(second, True) for second in at}
+    assert {fault for second, fault in said.items() if second < 15.0} == {""}
+    found = {fault for second, fault in said.items() if second > 15.0 + pause}
+    assert found == {"gpu_idle"}, "and it stays found"
+
+
+def test_a_window_in_which_nobody_looked_shows_nothing() -> None:
+    gpu = SimulatedGpu(temperature=90, utilization=0, temperature_max=85)
+    watch = GpuWatch(gpu)
+    assert [watch.look(float(second), True) for second in (0, 60, 120)] == [""] * 3
+
+
 def test_sensors_that_cannot_be_read_accuse_nobody_and_acquit_nobody() -> None:
     gpu = SimulatedGpu(temperature=90, utilization=50, temperature_max=85)
     watch = GpuWatch(gpu)

@@ -17,6 +17,8 @@ from .watchdog import Fault
 
 HOT_WINDOW_SECONDS = 5.0
 IDLE_WINDOW_SECONDS = 15.0
+BLIND_SECONDS = 5.0
+"""Without a reading between two of them, what came before is of another window."""
 """Longer than a step: utilisation is that of the last second or less."""
 COOLER_CELSIUS = 5
 """Below the limit a GPU that was too hot takes work again; or it would go on and off."""
@@ -62,8 +64,11 @@ class GpuWatch:
             self._window.clear()
             return "gpu_hot" if self._is_hot else ""
         self.last = reading
+        if self._window and now_seconds - self._window[-1][0] > BLIND_SECONDS:
+            self._window.clear()
         self._window.append((now_seconds, reading, has_work))
-        while now_seconds - self._window[0][0] > IDLE_WINDOW_SECONDS:
+        # Looks come when they come: one reading from before the window shows that it is full.
+        while len(self._window) > 1 and self._window[1][0] <= now_seconds - IDLE_WINDOW_SECONDS:
             self._window.popleft()
         self._is_hot = self._hot(now_seconds)
         if self._is_hot:
