@@ -26,7 +26,13 @@ from ..edge.errors import ApiError
 from ..edge.exchange import EVENT_STREAM, Exchange, new_identifier
 from ..edge.json_bounds import check_json
 from ..edge.relief import REASONS
-from ..guard.chat_form import ChatEvents, UnmappableError, chat_request, message_of_chat
+from ..guard.chat_form import (
+    ChatEvents,
+    UnmappableError,
+    chat_request,
+    message_of_chat,
+    tokens_of,
+)
 from ..guard.circuit import CIRCUIT_STATES, Circuit
 from ..guard.upstream import CHAT, MESSAGES, Reply, Upstream, UpstreamError
 from ..policy.decision import Hardware, Request, decide
@@ -70,7 +76,7 @@ class Fallback:
         self._speaks_chat = self._upstream.speaks_chat
         self.circuit = Circuit()
         self.engine_circuit = Circuit(failures_max=1)
-        self._probe: Exchange | None = None
+        self._probe: Answer | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._ends: Counter[str] = Counter()
         server.metrics.parts.append(self.families)
@@ -78,13 +84,11 @@ class Fallback:
     # ---- Relief --------------------------------------------------------------------------------
     def check(self, exchange: Exchange) -> None:
         now = time.monotonic()
-        if self.engine_circuit.state == "closed" or not self._may_go(exchange, now):
-            return
-        if not self.engine_circuit.let(now):
+        if not self.engine_circuit.would_let(now) and self._may_go(exchange, now):
             raise ApiError("engine_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
-        self._probe = exchange
 
     def weigh(self, exchange: Exchange, engine: EngineLink, submission: Submission) -> None:
+        self.check(exchange)  # another one may have begun to try it since
         headroom = engine.headroom(engine.stats())
         decision = decide(
             Request(prompt_tokens=len(submission.ids), output_tokens_max=submission.token_budget),
@@ -98,12 +102,25 @@ class Fallback:
             error.shed_reason = decision.reason
             raise error
 
+    def begun(self, answer: Answer) -> None:
+        # Only now, as it will end in any case: what is refused before would owe its word for ever.
+        is_closed = self.engine_circuit.state == "closed"
+        if not is_closed and self.engine_circuit.let(time.monotonic()):
+            self._probe = answer
+
     def ended(self, answer: Answer) -> None:
-        if answer.stop_reason in ("engine_lost", "failed"):
-            self.engine_circuit.failed(time.monotonic())
-        elif not answer.is_broken:
+        is_probe = answer is self._probe
+        if is_probe:
+            self._probe = None
+        if not answer.is_broken:
             self.engine_circuit.succeeded()
-        elif answer.exchange is self._probe:
+        elif answer.stop_reason == "engine_lost" and self._server.engine is None:
+            # While another engine is left the requests are its own; a single answer that failed
+            # says nothing of those of others.
+            self.engine_circuit.failed(time.monotonic())
+        elif is_probe and answer.stop_reason == "failed":
+            self.engine_circuit.failed(time.monotonic())
+        elif is_probe:
             self.engine_circuit.gave_up(time.monotonic())
 
     def takes(self, exchange: Exchange, error: ApiError) -> bool:
@@ -111,7 +128,8 @@ class Fallback:
         if reason is None:
             return False
         now = time.monotonic()
-        if reason in ENGINE_IS_DOWN and self.engine_circuit.state == "closed":
+        is_down = reason in ENGINE_IS_DOWN and self._server.engines.is_tripped
+        if is_down and self.engine_circuit.state == "closed":
             self.engine_circuit.trip(now)
         if not self._may_go(exchange, now):
             return False
@@ -166,21 +184,28 @@ class Fallback:
 
     async def _ask(self, exchange: Exchange, error: ApiError) -> str:
         """How it ended."""
+        if exchange.gone:
+            return "client_gone"
         try:
-            if exchange.gone:
-                return "client_gone"
-            await self._pass_on(exchange)
-        except (ApiError, UnmappableError):
+            asked, sent = self._asked(exchange)
+        except (ApiError, UnmappableError, msgspec.MsgspecError):
             # No fault of the other server's: it has not been asked.
             self.circuit.gave_up(time.monotonic())
             exchange.fail(error)
             return "unmappable"
+        try:
+            await self._pass_on(exchange, asked, sent)
         except _RefusedError:
             self.circuit.succeeded()
             exchange.fail(ApiError("fallback_refused"))
             return "refused"
-        except (UpstreamError, msgspec.MsgspecError, ValueError) as failure:
-            LOG.warning("%s: the fallback failed: %s", exchange.request_id, failure)
+        except Exception as failure:
+            # Of any kind: a form that nobody has foreseen is a failure of the server that sent it.
+            is_known = isinstance(failure, (UpstreamError, msgspec.MsgspecError, ValueError))
+            told = failure if is_known else "its answer has an odd form"
+            LOG.warning(
+                "%s: the fallback failed: %s", exchange.request_id, told, exc_info=not is_known
+            )
             self.circuit.failed(time.monotonic())
             if exchange.streaming:
                 error = ApiError("fallback_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
@@ -189,29 +214,34 @@ class Fallback:
         self.circuit.succeeded()
         return "ok"
 
-    async def _pass_on(self, exchange: Exchange) -> None:
+    def _asked(self, exchange: Exchange) -> tuple[Json, bytes]:
+        """What the client asked, and the body that the other server gets. Raises ApiError,
+        UnmappableError, MsgspecError."""
         body = exchange.request.body
         check_json(body)
         asked = msgspec.json.decode(body, type=Json)
         if exchange.streams is not None:
             asked["stream"] = exchange.streams
-        model = str(asked.get("model", ""))
-        is_mapped = self._speaks_chat and exchange.request.path == MESSAGES
-        if is_mapped:
-            sent = chat_request(asked, self._model or model)
-        else:
-            sent = {**asked, "model": self._model or model}
-        fields = self._fields(exchange)
+        model = self._model or str(asked.get("model", ""))
+        sent = chat_request(asked, model) if self._maps(exchange) else {**asked, "model": model}
         exchange.request.body = b""
-        async with self._upstream.post(fields, msgspec.json.encode(sent)) as reply:
+        return asked, msgspec.json.encode(sent)
+
+    def _maps(self, exchange: Exchange) -> bool:
+        return self._speaks_chat and exchange.request.path == MESSAGES
+
+    async def _pass_on(self, exchange: Exchange, asked: Json, sent: bytes) -> None:
+        model = str(asked.get("model", ""))
+        chat = ChatEvents(_identifier(), model) if self._maps(exchange) else None
+        async with self._upstream.post(self._fields(exchange), sent) as reply:
             if reply.status in REFUSALS:
                 raise _RefusedError
             if reply.status != OK:
                 raise UpstreamError(f"it answered {reply.status}")
             if asked.get("stream"):
-                await self._stream(exchange, reply, ChatEvents(_identifier(), model), is_mapped)
+                await self._stream(exchange, reply, chat)
             else:
-                await self._whole(exchange, reply, model, is_mapped)
+                await self._whole(exchange, reply, model)
 
     def _fields(self, exchange: Exchange) -> dict[str, str]:
         fields = {"content-type": "application/json", HOP: "1", "accept-encoding": "identity"}
@@ -226,10 +256,10 @@ class Fallback:
             fields["x-api-key"] = self._key
         return fields
 
-    async def _whole(self, exchange: Exchange, reply: Reply, model: str, is_mapped: bool) -> None:
+    async def _whole(self, exchange: Exchange, reply: Reply, model: str) -> None:
         body = await reply.whole()
         answer = msgspec.json.decode(body, type=Json)
-        if is_mapped:
+        if self._maps(exchange):
             try:
                 answer = message_of_chat(answer, _identifier(), model)
             except UnmappableError:
@@ -238,24 +268,19 @@ class Fallback:
         self._settle(exchange, answer.get("usage"))
         exchange.send_json(OK, body, [COMPUTE_PATH])
 
-    async def _stream(
-        self, exchange: Exchange, reply: Reply, chat: ChatEvents, is_mapped: bool
-    ) -> None:
+    async def _stream(self, exchange: Exchange, reply: Reply, chat: ChatEvents | None) -> None:
         is_framed = exchange.request.path == MESSAGES
         is_framed = is_framed and accepts_frames(exchange.request.field(b"accept"))
         if is_framed:
             exchange.error_shape = FRAMES_SHAPE
         usage: Json = {}
-        async for block in _blocks(reply):
-            if block.startswith(ERRORS):
-                raise UpstreamError("it broke its stream off")
-            events = _chat_events(chat, block) if is_mapped else _events(block)
+        async for block, events in _until_end(_blocks(reply), chat):
             for event in events:
                 _count(usage, event)
             if is_framed:
                 shown = b"".join(map(_frame, events))
             else:
-                shown = b"".join(map(_sse, events)) if is_mapped else block + EVENT_END
+                shown = block + EVENT_END if chat is None else b"".join(map(_sse, events))
             if not shown:
                 continue
             if exchange.streaming:
@@ -273,8 +298,8 @@ class Fallback:
         if exchange.lease is None:
             return
         counted: Json = cast(Json, usage) if isinstance(usage, dict) else {}
-        prompt = int(counted.get("input_tokens") or counted.get("prompt_tokens") or 0)
-        output = int(counted.get("output_tokens") or counted.get("completion_tokens") or 0)
+        prompt = tokens_of(counted.get("input_tokens") or counted.get("prompt_tokens"))
+        output = tokens_of(counted.get("output_tokens") or counted.get("completion_tokens"))
         exchange.lease.settle(exchange.lease.prompt_tokens - prompt, output)
 
     # ---- figures -------------------------------------------------------------------------------
@@ -317,6 +342,36 @@ async def _blocks(reply: Reply) -> AsyncIterator[bytes]:
         raise UpstreamError("its stream ended within an event")
 
 
+async def _until_end(
+    blocks: AsyncIterator[bytes], chat: ChatEvents | None
+) -> AsyncIterator[tuple[bytes, list[Json]]]:
+    """Each block with its events, up to the one that says that the answer is whole: a connection
+    that merely ends may have lost the rest. Raises UpstreamError."""
+    has_finished = False
+    async for block in blocks:
+        if block.startswith(ERRORS):
+            raise UpstreamError("it broke its stream off")
+        is_done = _data_of(block) == DONE
+        events = _events(block) if chat is None else _chat_events(chat, block)
+        yield block, events
+        if is_done or any(event.get("type") == "message_stop" for event in events):
+            return
+        has_finished |= chat is None and any(map(_finishes, events))
+    if chat is not None and chat.has_finished:
+        yield b"", chat.end()
+    elif not has_finished:
+        raise UpstreamError("its stream has no end")
+
+
+def _finishes(chunk: Json) -> bool:
+    """Of a chat completion: it tells why the answer ends."""
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        return False
+    told = [cast(Json, one) for one in cast(list[Any], choices) if isinstance(one, dict)]
+    return any(one.get("finish_reason") for one in told)
+
+
 def _data_of(block: bytes) -> bytes:
     lines = [line[len(b"data:") :] for line in block.split(b"\n") if line.startswith(b"data:")]
     return b"".join(lines).strip()
@@ -349,8 +404,10 @@ def _frame(event: Json) -> bytes:
 
 
 def _count(usage: Json, event: Json) -> None:
-    message: Json = event.get("message") or {}
-    usage |= message.get("usage") or event.get("usage") or {}
+    message = event.get("message")
+    told = cast(Json, message).get("usage") if isinstance(message, dict) else None
+    told = told or event.get("usage")
+    usage |= cast(Json, told) if isinstance(told, dict) else {}
 
 
 def _identifier() -> str:

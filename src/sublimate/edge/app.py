@@ -129,7 +129,7 @@ class EdgeServer:
         self.protocols = ["http/1.1"]
         self.tls_info: dict[str, str] = {}
         """URL and fingerprint of the certificate, for who starts the server; empty without TLS."""
-        self._standing = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
+        self._own_headers = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.siblings = Siblings(self.loop, place)
         relay.serve_siblings(self)
         self.metrics.engines = lambda: self.engines.links
@@ -246,7 +246,7 @@ class EdgeServer:
         """By the head alone: access, then route; a call of gRPC sees to both by itself."""
         if exchange.wire.has_trailers and exchange.request.field(b"content-type").startswith(GRPC):
             return self._refuse_call(exchange)
-        exchange.standing_headers += [*self._standing, *exchange.wire.standing]
+        exchange.standing_headers += [*self._own_headers, *exchange.wire.standing]
         exchange.on_gone = lambda: self._gone(exchange)
         try:
             self.access.check(exchange)

@@ -128,11 +128,12 @@ class Engines:
         until the next."""
         known = reason if reason in FOREVER_REASONS else "engine_unavailable"
         self._unavailable = (known, message)
-        for links in (self._links, self._leaving):
-            if (link := links.pop(number, None)) is not None:
+        gone = [links.pop(number, None) for links in (self._links, self._leaving)]
+        self._changed()  # before who hears of it asks for those that are left
+        for link in gone:
+            if link is not None:
                 link.close()
                 self._stories.engine_lost(link.trace)
-        self._changed()
 
     def leave(self, number: int, idle: Callable[[], None]) -> None:
         """Give it nothing more; `idle` is called when it has nothing left to do for this edge."""

@@ -101,6 +101,8 @@ def _submit(
     answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids, worker=engine.worker)
     server.stories.submitted(answer, engine.trace, ticket, submission)
     server.answer_begun(answer)
+    if server.relief is not None:
+        server.relief.begun(answer)
     if surface.begun is not None:
         surface.begun(server, answer)
     answer.begin(engine, ticket)

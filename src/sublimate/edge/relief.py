@@ -42,6 +42,10 @@ class Relief(Protocol):
         """Whether it answers in place of an error."""
         ...
 
+    def begun(self, answer: Answer) -> None:
+        """It was handed over; `ended` is called for it, too."""
+        ...
+
     def ended(self, answer: Answer) -> None:
         """Of an engine here."""
         ...

@@ -4,7 +4,7 @@ Pure functions of decoded JSON. What has no counterpart that means the same is r
 request is answered as another one; hints that change no meaning (thinking, metadata, cache_control)
 are left out.
 
-defines: UnmappableError, chat_request, message_of_chat, ChatEvents
+defines: UnmappableError, chat_request, message_of_chat, tokens_of, ChatEvents
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 Json = dict[str, Any]
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+TOKENS_MAX = (1 << 31) - 1
+"""What counts more than that does not count tokens."""
 SAME = ("max_tokens", "temperature", "top_p")
-LEFT_OUT = frozenset(
-    "model messages system stream stop_sequences tools tool_choice metadata thinking top_k"
-    " service_tier cache_control".split()
-)
+HANDLED = frozenset("model messages system stream stop_sequences tools tool_choice".split())
+IGNORED = frozenset("metadata thinking service_tier cache_control".split())
 
 
 class UnmappableError(Exception):
@@ -29,7 +29,8 @@ class UnmappableError(Exception):
 # ---- the request ---------------------------------------------------------------------------------
 def chat_request(body: Json, model: str) -> Json:
     """Of POST /v1/chat/completions. Raises UnmappableError."""
-    if unknown := body.keys() - LEFT_OUT - set(SAME):
+    given = {name for name, value in body.items() if value is not None}
+    if unknown := given - HANDLED - IGNORED - set(SAME):
         raise UnmappableError(min(unknown))
     messages: list[Json] = []
     if system := body.get("system"):
@@ -65,7 +66,7 @@ def _text(content: Any) -> str:
     blocks = _list(content, "content")
     if any(block.get("type") != "text" for block in blocks):
         raise UnmappableError("content")
-    return "\n".join(str(block.get("text", "")) for block in blocks)
+    return "\n".join(_string(block.get("text", "")) for block in blocks)
 
 
 def _messages(message: Json) -> list[Json]:
@@ -79,7 +80,7 @@ def _messages(message: Json) -> list[Json]:
     for block in _list(content, "content"):
         match block.get("type"):
             case "text":
-                parts.append({"type": "text", "text": block.get("text", "")})
+                parts.append({"type": "text", "text": _string(block.get("text", ""))})
             case "image":
                 parts.append({"type": "image_url", "image_url": {"url": _image_url(block)}})
             case "tool_use":
@@ -88,7 +89,7 @@ def _messages(message: Json) -> list[Json]:
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result":
                 result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
-                found.append({**result, "content": _text(block.get("content") or "")})
+                found.append({**result, "content": _result(block)})
             case "thinking" | "redacted_thinking":
                 continue
             case kind:
@@ -96,9 +97,21 @@ def _messages(message: Json) -> list[Json]:
     if parts or calls:
         only_text = all(part["type"] == "text" for part in parts)
         shown: Any = "".join(part["text"] for part in parts) if only_text else parts
-        spoken: Json = {"role": role, "content": shown or None if calls else shown}
+        spoken: Json = {"role": role, "content": (shown or None) if calls else shown}
         found.append({**spoken, "tool_calls": calls} if calls else spoken)
     return found
+
+
+def _result(block: Json) -> str:
+    """What a tool has given. That it failed is told as templates tell it (tool_formats.py)."""
+    text = _text(block.get("content") or "")
+    return f"Error: {text}" if block.get("is_error") else text
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UnmappableError("text")
+    return value
 
 
 def _image_url(block: Json) -> str:
@@ -126,9 +139,10 @@ def _choice(choice: Any) -> Json:
     choice = cast(Json, choice)
     words: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none"}
     words["tool"] = {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") not in words:
+    kind = choice.get("type")
+    if not isinstance(kind, str) or kind not in words:
         raise UnmappableError("tool_choice.type")
-    chosen: Json = {"tool_choice": words[choice["type"]]}
+    chosen: Json = {"tool_choice": words[kind]}
     if choice.get("disable_parallel_tool_use"):
         chosen["parallel_tool_calls"] = False
     return chosen
@@ -142,7 +156,7 @@ def message_of_chat(chat: Json, message_id: str, model: str) -> Json:
         said = choice["message"]
         content: list[Json] = []
         if said.get("content"):
-            content.append({"type": "text", "text": said["content"]})
+            content.append({"type": "text", "text": _string(said["content"])})
         for call in said.get("tool_calls") or ():
             content.append(_tool_use(call))
         stop = STOP_REASONS.get(choice.get("finish_reason"), "end_turn")
@@ -172,16 +186,25 @@ def _message(message_id: str, model: str) -> Json:
 
 
 def _usage(told: Any) -> Json:
-    counted: Json = cast(Json, told) if isinstance(told, dict) else {}
-    details: Json = counted.get("prompt_tokens_details") or {}
-    cached = int(details.get("cached_tokens") or 0)
-    prompt = int(counted.get("prompt_tokens") or 0)
+    counted = _object(told)
+    prompt = tokens_of(counted.get("prompt_tokens"))
+    details = _object(counted.get("prompt_tokens_details"))
+    cached = min(prompt, tokens_of(details.get("cached_tokens")))
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": int(counted.get("completion_tokens") or 0),
+        "output_tokens": tokens_of(counted.get("completion_tokens")),
     }
+
+
+def _object(told: Any) -> Json:
+    return cast(Json, told) if isinstance(told, dict) else {}
+
+
+def tokens_of(told: Any) -> int:
+    """A count that another server tells; 0 for what is none."""
+    return told if isinstance(told, int) and 0 <= told <= TOKENS_MAX else 0
 
 
 # ---- a stream ------------------------------------------------------------------------------------
@@ -197,6 +220,8 @@ class ChatEvents:
         self._call = -1
         self._stop_reason = "end_turn"
         self._usage: Any = None
+        self.has_finished = False
+        """A chunk has told why the answer ends."""
 
     def chunk(self, chunk: Json) -> list[Json]:
         """Events of one more chunk. Raises UnmappableError."""
@@ -210,12 +235,13 @@ class ChatEvents:
                 delta: Json = choice.get("delta") or {}
                 if text := delta.get("content"):
                     events += self._enter("text", {"type": "text", "text": ""})
-                    events.append(self._delta({"type": "text_delta", "text": text}))
+                    events.append(self._delta({"type": "text_delta", "text": _string(text)}))
                 calls: list[Json] = delta.get("tool_calls") or []
                 for call in calls:
                     events += self._called(call)
                 if reason := choice.get("finish_reason"):
                     self._stop_reason = STOP_REASONS.get(reason, "end_turn")
+                    self.has_finished = True
         except (KeyError, TypeError, AttributeError):
             raise UnmappableError("choices") from None
         return events
@@ -229,7 +255,8 @@ class ChatEvents:
             named = {"id": call["id"], "name": function["name"]}
             events += self._enter("tool_use", {"type": "tool_use", **named, "input": {}})
         if arguments := function.get("arguments"):
-            events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
+            piece = {"type": "input_json_delta", "partial_json": _string(arguments)}
+            events.append(self._delta(piece))
         return events
 
     def end(self) -> list[Json]:
