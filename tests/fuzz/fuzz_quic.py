@@ -209,6 +209,7 @@ def run(seconds: float, seed: int, count_max: int = sys.maxsize) -> dict[str, in
             if failures:
                 raise AssertionError(f"seed {seed + number}: the library did not survive it")
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            asyncio.run(first_datagrams(random.Random(seed + number)))
             number += 1
     finally:
         adapter.LOG.exception = said  # type: ignore[method-assign]
