@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -78,6 +79,8 @@ class Fleet:
         self.failure: SublimateError | None = None
         """Why nothing can be served; before there was anything that could."""
         self.was_ready = False
+        """Some edge has served with some engine: from now on who fails is tried again, whatever the
+        others do, and streams may be open."""
         self.is_ending = False
         """Nothing is started any more."""
         self.is_replacing = False
@@ -142,8 +145,9 @@ class Fleet:
         return kind if len(self._listeners.workers) == 1 else f"{kind} {worker}"
 
     def is_up(self, *more: Member) -> bool:
-        """All that serve, and these, can be reached by all."""
+        """All that serve, and these, can be reached by all. Who cannot start is not waited for."""
         engines = [each for each in self.engines if each.role == "serving" or each in more]
+        engines = [each for each in engines if each.failed is None]
         edges = [each for each in self.edges if each.role == "serving" or each in more]
         told = all(each.info is not None for each in (*engines, *edges))
         return told and self._pairs.are_up(engines, edges)
@@ -170,10 +174,10 @@ class Fleet:
         for member in self.members:
             member.child.kill_if_overdue(now)
         for engine in self.engines:
-            if engine.child.is_due(now):
+            if engine.child.is_due(now) and not self.is_ending:
                 self._start_engine(engine)
         for edge in self.edges:
-            if edge.child.is_due(now):
+            if edge.child.is_due(now) and not self.is_ending:
                 self._start_edge(edge)
         for pair in self._pairs:
             if pair.due_seconds is None or now < pair.due_seconds:
@@ -249,36 +253,47 @@ class Fleet:
 
     def _serve_engine(self, engine: EngineMember) -> None:
         for received in engine.child.receive():
-            match received.message:
-                case channel.Progress(fraction=fraction):
-                    self._reporter.loading(fraction)
-                case channel.Weights():
-                    self._weights_for(engine).take(received.fds)
-                    self._settle(engine)
-                case channel.Ready(info=info):
-                    self._settle(engine)
-                    engine.take_prefixes(received.fds)
-                    engine.info = info
-                    engine.was_loaded = True
-                    for edge in self.edges:
-                        self._make_pair(engine, edge)
-                case channel.Failed() as failed:
-                    self._engine_failed(engine, failed)
-                case channel.Attached(edge=pair):
-                    if (edge := self._pairs.complete(engine, pair)) is not None:
-                        self._tell_health(engine, [edge])
-                        self._report_ready()
-                case _:
-                    pass
+            try:
+                self._hear_engine(engine, received)
+            except (OSError, ValueError, _core.CoreError) as error:
+                # No descriptor or memory is left for what it sent, or it sent what cannot be: it
+                # alone ends of it.
+                why = f"What the {engine.name} sent cannot be taken: {error}."
+                self._engine_failed(engine, channel.Failed(message=why))
+                engine.child.kill()
         if engine.child.hung_up:
             self._lose_engine(engine)
         if (why := engine.child.ended()) is not None:
-            self._settle(engine)
+            for each in self._weights_for(engine).forget(engine):
+                self._load(each)
             self._engine_ended(engine, why)
+
+    def _hear_engine(
+        self, engine: EngineMember, received: channel.Received[channel.FromEngine]
+    ) -> None:
+        match received.message:
+            case channel.Progress(fraction=fraction):
+                self._reporter.loading(fraction)
+            case channel.Weights():
+                self._weights_for(engine).take(received.fds)
+                self._settle(engine)
+            case channel.Ready(info=info):
+                self._settle(engine)
+                engine.take_prefixes(received.fds)
+                engine.info = info
+                engine.was_loaded = True
+                for edge in self.edges:
+                    self._make_pair(engine, edge)
+            case channel.Failed() as failed:
+                self._engine_failed(engine, failed)
+            case channel.Attached(edge=pair):
+                if (edge := self._pairs.complete(engine, pair)) is not None:
+                    self._tell_health(engine, [edge])
+                    self._report_ready()
 
     def _engine_failed(self, engine: EngineMember, failed: channel.Failed) -> None:
         engine.said = failed.message
-        if engine.was_loaded or engine.role != "serving":
+        if engine.was_loaded or self.was_ready or engine.role != "serving":
             return
         if self.launch.settings.server.stay or self._nothing_fits(failed):
             engine.failed = failed
@@ -286,6 +301,7 @@ class Fleet:
                 url = address_url(self._listeners.http)
                 self._reporter.unavailable(url, failed.reason, failed.message)
             self._tell_unavailable(engine, self.edges)
+            self._report_ready()
         else:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
             self.failure = kind(failed.message)
@@ -315,10 +331,11 @@ class Fleet:
             return
         if self.failure is not None or self.is_ending:
             return
-        if not engine.was_loaded:
+        if not engine.was_loaded and not engine.said:
             message = f"The {engine.name} ended before it was ready: {why}."
             self._engine_failed(engine, channel.Failed(message=message))
-            return
+            if engine.failed is not None or self.failure is not None:
+                return
         delay = engine.child.plan_restart()
         self._reporter.lost(engine.name, engine.said or why, delay)
         engine.said = ""
@@ -352,7 +369,12 @@ class Fleet:
             waits=edge.role == "coming",
             extras=("inbox", "quotas"),
         )
-        with edge.open_inbox() as inbox:
+        try:
+            inbox = edge.open_inbox()
+        except OSError:
+            edge.child.kill()  # no descriptor is left: it is tried again, as any that ends
+            return
+        with inbox:
             extras = inbox.fileno(), self._quotas
             edge.child.send(start, (*sockets.descriptors(), *extras))
         self._introduce(edge)
@@ -360,7 +382,9 @@ class Fleet:
             self._kernel.tell(edge.child, edge.number, edge.worker)
         for engine in self.engines:
             self._tell_unavailable(engine, [edge])
-            if engine.role != "leaving":
+            if engine.role == "leaving":
+                engine.idle_edges.add(edge.number)  # it never had anything with it
+            else:
                 self._make_pair(engine, edge)
 
     def _introduce(self, edge: EdgeMember) -> None:
@@ -377,10 +401,7 @@ class Fleet:
         for received in edge.child.receive():
             match received.message:
                 case channel.EdgeReady(info=info):
-                    edge.info = info
-                    if self._kernel is not None:
-                        self._kernel.edge_is_up(edge.worker)
-                    self._report_ready()
+                    self._edge_is_up(edge, info)
                 case channel.RegionBroken(edge=number):
                     for pair in self._pairs.of_edge(edge):
                         if pair.number == number and pair.is_up:
@@ -396,8 +417,20 @@ class Fleet:
         if (why := edge.child.ended()) is not None:
             self._edge_ended(edge, why)
 
+    def _edge_is_up(self, edge: EdgeMember, info: dict[str, Any]) -> None:
+        edge.info = info
+        try:
+            if self._kernel is not None:
+                self._kernel.edge_is_up(edge.worker)
+        except OSError:
+            edge.child.kill()  # no connection would be steered to it
+            return
+        self._report_ready()
+
     def _edge_ended(self, edge: EdgeMember, why: str) -> None:
         edge.info = None
+        for engine in self.engines:
+            engine.idle_edges.discard(edge.number)
         others = (one for one in self.edges if one is not edge and one.worker == edge.worker)
         if self._kernel is not None and all(one.info is None for one in others):
             self._kernel.edge_is_gone(edge.worker)
@@ -498,10 +531,12 @@ class Fleet:
             edge.child.send(health)
 
     def _report_ready(self) -> None:
+        if any(pair.is_up and pair.edge.info is not None for pair in self._pairs):
+            self.was_ready = True
         if self.is_replacing or not self.is_up():
             return
-        self.was_ready = True
-        engine, edge = self.engines[0].info, self.edges[0].info
+        engine = next((each.info for each in self.engines if each.info is not None), None)
+        edge = self.edges[0].info
         if engine is not None and edge is not None:
             self._reporter.ready(address_url(self._listeners.http), engine, edge)
 
@@ -509,8 +544,8 @@ class Fleet:
     def drain(self, seconds: float) -> None:
         """Take nothing new; streams have so long."""
         self.is_ending = True
-        for engine in self.engines:
-            engine.child.restart_at_seconds = None
+        for member in self.members:
+            member.child.restart_at_seconds = None
         for edge in self.edges:
             # Before the first ready nobody can have a stream open.
             if not self.was_ready or not edge.child.send(channel.Drain(seconds=seconds)):

@@ -6,6 +6,7 @@ defines: KernelMemory
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 
@@ -62,10 +63,13 @@ class KernelMemory:
         self._absent.discard(worker)
 
     def edge_is_gone(self, worker: int) -> None:
-        """They go to the others' at once, though its sockets are open still."""
+        """They go to the others' at once, though its sockets are open still. Where the kernel does
+        not let that be, they wait there for the next edge."""
         if self._connections.steering.loaded:
-            self._connections.steering.clear_socket(worker)
+            # Cleared in part is absent too: the next edge sets all of them.
             self._absent.add(worker)
+            with contextlib.suppress(OSError):
+                self._connections.steering.clear_socket(worker)
 
     def tell(self, edge: Worker, row: int, worker: int = 0) -> None:
         """Hand it to an edge that has just been started; row: of the counters, that edge's."""

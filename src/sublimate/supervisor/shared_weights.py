@@ -47,6 +47,12 @@ class SharedWeights(Generic[Engine]):
         waiting, self._waiting = self._waiting, []
         return waiting
 
+    def forget(self, engine: Engine) -> list[Engine]:
+        """It has ended: it neither packs nor waits. Returns those to ask for again."""
+        if engine in self._waiting:
+            self._waiting.remove(engine)
+        return self.settled(engine)
+
     def take(self, fds: tuple[int, ...]) -> None:
         """What came with a Weights message; the caller still closes its own. Raises ValueError."""
         if len(fds) > 1:

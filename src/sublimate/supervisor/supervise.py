@@ -35,8 +35,8 @@ MILLISECONDS = 1000
 class Supervisor:
     """Runs engines and edges on bound listening sockets until a signal ends it.
 
-    Raises EngineError (or HardwareError) from run() if an engine fails before any was ever ready,
-    unless settings.server.stay, or if nothing of this program runs on this machine.
+    Raises EngineError (or HardwareError) from run() if an engine fails before anything was
+    served, unless settings.server.stay, or if nothing of this program runs on this machine.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Supervisor:
         old = fleet.launch
         try:
             launch = self._relaunch() if self._relaunch is not None else old
-        except SublimateError as error:
+        except (SublimateError, OSError) as error:
             self._reporter.reloaded(str(error))
             return
         fleet.launch = launch

@@ -1,0 +1,356 @@
+"""The fleet without processes: children that only remember what they are told, and say what a test
+has them say."""
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
+from sublimate.control import channel
+from sublimate.engine.inprocess import Engine
+from sublimate.engine.script import Script
+from sublimate.errors import EngineError
+from sublimate.supervisor import members
+from sublimate.supervisor.fleet import Fleet, Launch
+from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
+from sublimate.supervisor.members import EngineMember, Member
+from sublimate.supervisor.reporter import SilentReporter
+from sublimate.supervisor.rolling import Rolling
+from sublimate.supervisor.shared_weights import SharedWeights
+from sublimate.supervisor.supervise import Supervisor
+
+WORKERS = 2
+
+
+class FakeChild:
+    """In place of worker.Worker."""
+
+    def __init__(self, name: str, module: str, incoming: Any) -> None:
+        self.name = name
+        self.restart_at_seconds: float | None = None
+        self.kill_at_seconds: float | None = None
+        self.alive = self.hung_up = False
+        self.process_id = 0
+        self.starts = 0
+        self.told: list[channel.Message] = []
+        self.says: list[channel.Received[Any]] = []
+        self.end: str | None = None
+
+    def start(self, spawn: Callable[..., Any]) -> None:
+        self.restart_at_seconds = None
+        self.alive = True
+        self.starts += 1
+        self.told = []
+
+    def send(self, message: channel.Message, fds: tuple[int, ...] = ()) -> bool:
+        self.told += [message] if self.alive else []
+        return self.alive
+
+    def receive(self) -> Iterator[channel.Received[Any]]:
+        while self.says:
+            yield self.says.pop(0)
+
+    def kill_if_overdue(self, now_seconds: float) -> None: ...
+
+    def is_due(self, now_seconds: float) -> bool:
+        return self.restart_at_seconds is not None and now_seconds >= self.restart_at_seconds
+
+    def plan_restart(self) -> float:
+        self.restart_at_seconds = time.monotonic()
+        return 0.0
+
+    def kill(self) -> None:
+        if self.alive:
+            self.end = "signal SIGKILL"
+
+    def stop(self) -> None:
+        self.end = "exit code 0"
+
+    def ask_to_stop(self, at_once: bool) -> None: ...
+
+    def reap(self, deadline_seconds: float) -> None: ...
+
+    def ended(self) -> str | None:
+        end, self.end = self.end, None
+        if end is not None:
+            self.alive = False
+        return end
+
+    def last(self, kind: type[Any]) -> Any:
+        return [message for message in self.told if isinstance(message, kind)][-1]
+
+
+class Reporter(SilentReporter):
+    """Remembers."""
+
+    def __init__(self) -> None:
+        self.readies = 0
+        self.losses: list[tuple[str, str]] = []
+        self.reloads: list[str] = []
+
+    def ready(self, url: str, engine: dict[str, Any], edge: dict[str, Any]) -> None:
+        self.readies += 1
+
+    def lost(self, who: str, why: str, restart_seconds: float) -> None:
+        self.losses.append((who, why))
+
+    def reloaded(self, failure: str) -> None:
+        self.reloads.append(failure)
+
+
+class Running:
+    """A fleet of two workers whose children have been started."""
+
+    def __init__(self, listeners: Listeners, prefix_fd: int, *, stay: bool = False) -> None:
+        self.launch = launch(stay=stay)
+        self.reporter = Reporter()
+        self.supervisor = Supervisor(
+            self.launch, listeners, self.reporter, relaunch=lambda: self.next_launch()
+        )
+        self.fleet: Fleet = self.supervisor._fleet
+        self.next_launch: Callable[[], Launch] = lambda: self.launch
+        self.prefix_fd = prefix_fd
+        self.fleet.start()
+
+    def child(self, member: Member) -> Any:
+        return member.child
+
+    def hear(self, member: Member, message: channel.Message, *fds: int) -> None:
+        self.child(member).says.append(channel.Received(message, fds))
+        self.fleet.serve()
+
+    def load(self, engine: EngineMember) -> None:
+        """It is ready, and serves all regions that it is given."""
+        self.hear(engine, channel.Ready(info={"vocabulary": 10}), self.prefix_fd)
+        self.attach(engine)
+
+    def attach(self, engine: EngineMember) -> None:
+        for message in list(self.child(engine).told):
+            if isinstance(message, channel.Attach):
+                self.hear(engine, channel.Attached(edge=message.edge))
+
+    def listen(self, edge: Member) -> None:
+        self.hear(edge, channel.EdgeReady())
+        for engine in self.fleet.engines:
+            self.attach(engine)
+
+    def all_up(self) -> None:
+        for engine in self.fleet.engines:
+            self.load(engine)
+        for edge in self.fleet.edges:
+            self.listen(edge)
+        assert self.fleet.is_up()
+
+    def end(self, member: Member) -> None:
+        self.child(member).kill()
+        self.fleet.serve()
+
+    def turn(self) -> None:
+        self.fleet.serve()
+        self.fleet.act_on_time()
+        self.supervisor._roll()
+
+
+def launch(model: str = "/a.gguf", *, stay: bool = False, threads: int = 0) -> Launch:
+    settings = Settings(
+        server=ServerSettings(port=0, stay=stay, kernel_state=False, watchdog_seconds=0.0),
+        engine=EngineSettings(threads=threads),
+        edge=EdgeSettings(drain_seconds=60.0),
+    )
+    return Launch(settings=settings, model_path=model, model_name="m", edge_module="none")
+
+
+@pytest.fixture
+def listeners() -> Iterator[Listeners]:
+    socks = bind_each("127.0.0.1", 0, WORKERS)
+    yield Listeners(tuple(WorkerSockets(sock) for sock in socks))
+    for sock in socks:
+        sock.close()
+
+
+@pytest.fixture(scope="module")
+def prefix_fd() -> Iterator[int]:
+    """Of an engine that has a table."""
+    with Engine.scripted(Script(answers=[([], [3])], vocabulary=10, stop_token=2)) as engine:
+        yield engine._loop.prefix_fd
+
+
+@pytest.fixture
+def make(
+    listeners: Listeners, prefix_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Running]]:
+    monkeypatch.setattr(members, "Worker", FakeChild)
+    made: list[Running] = []
+
+    def running(**options: Any) -> Running:
+        made.append(Running(listeners, prefix_fd, **options))
+        return made[-1]
+
+    yield running
+    for one in made:
+        one.fleet.end(True, 0.0)
+
+
+@pytest.fixture
+def running(make: Callable[..., Running]) -> Running:
+    return make()
+
+
+# ---- drain ---------------------------------------------------------------------------------------
+def test_a_fleet_that_drains_starts_nobody_again(running: Running) -> None:
+    running.all_up()
+    fleet = running.fleet
+    for member in (fleet.edges[0], fleet.engines[0]):
+        running.end(member)
+        assert member.child.restart_at_seconds is not None
+    fleet.drain(10.0)
+    fleet.act_on_time()
+    assert [running.child(member).starts for member in fleet.members] == [1] * 4
+    running.end(fleet.edges[1])
+    fleet.act_on_time()
+    assert running.child(fleet.edges[1]).starts == 1 and fleet.is_drained
+
+
+def test_before_all_are_ready_streams_may_be_open_and_are_waited_for(running: Running) -> None:
+    fleet = running.fleet
+    running.load(fleet.engines[0])
+    assert not fleet.was_ready, "no edge listens yet"
+    running.listen(fleet.edges[1])
+    assert fleet.was_ready and running.reporter.readies == 0
+    fleet.drain(10.0)
+    assert not fleet.is_drained
+    for edge in fleet.edges:
+        assert running.child(edge).last(channel.Drain).seconds == 10.0
+
+
+def test_an_engine_that_stays_away_holds_up_neither_drain_nor_reload(
+    make: Callable[..., Running],
+) -> None:
+    running = make(stay=True)
+    fleet = running.fleet
+    running.hear(fleet.engines[0], channel.Failed(message="no memory"))
+    running.end(fleet.engines[0])
+    running.load(fleet.engines[1])
+    for edge in fleet.edges:
+        running.listen(edge)
+    assert running.reporter.readies >= 1 and fleet.was_ready
+    running.supervisor._begin_reload()
+    assert running.supervisor._rolling is not None
+
+
+# ---- a first load that fails ---------------------------------------------------------------------
+@pytest.mark.parametrize("told", [True, False], ids=["with a reason", "without"])
+def test_an_engine_that_fails_while_others_serve_is_tried_again(
+    running: Running, told: bool
+) -> None:
+    fleet = running.fleet
+    running.load(fleet.engines[0])
+    running.listen(fleet.edges[0])
+    if told:
+        running.hear(fleet.engines[1], channel.Failed(message="no memory"))
+    running.end(fleet.engines[1])
+    assert fleet.failure is None
+    why = "no memory" if told else "signal SIGKILL"
+    [(who, said)] = running.reporter.losses
+    assert who == "engine 1" and why in said
+    fleet.act_on_time()
+    assert running.child(fleet.engines[1]).starts == 2
+
+
+def test_an_engine_that_fails_before_any_has_served_ends_the_server(running: Running) -> None:
+    running.hear(running.fleet.engines[1], channel.Failed(message="no memory"))
+    assert isinstance(running.fleet.failure, EngineError)
+
+
+# ---- one child's trouble is its own --------------------------------------------------------------
+def no_descriptor(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_an_edge_without_an_inbox_is_started_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.all_up()
+    edge = running.fleet.edges[0]
+    running.end(edge)
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", no_descriptor)
+        running.turn()
+        running.turn()
+    assert running.child(edge).starts >= 2
+    running.turn()
+    assert running.child(edge).last(channel.Start).number == edge.number
+
+
+def test_what_an_engine_sent_and_cannot_be_taken_ends_that_engine_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.all_up()
+    engine, other = running.fleet.engines
+    running.end(engine)
+    running.fleet.act_on_time()
+    running.hear(engine, channel.Ready(info={"vocabulary": 10}))
+    running.turn()
+    assert running.child(engine).starts == 3, "no table came with it"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "dup", no_descriptor)
+        running.hear(engine, channel.Weights(), running.prefix_fd)
+    running.turn()
+    assert running.child(engine).starts == 4
+    assert running.child(other).starts == 1 and running.fleet.failure is None
+    running.load(engine)
+    assert running.fleet.is_up()
+
+
+def test_an_edge_that_the_kernel_cannot_steer_to_is_started_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.all_up()
+    edge = running.fleet.edges[0]
+    assert running.fleet._kernel is not None
+    monkeypatch.setattr(running.fleet._kernel, "edge_is_up", no_descriptor)
+    running.listen(edge)
+    running.turn()
+    assert running.child(edge).starts == 2
+
+
+def test_a_reload_whose_settings_cannot_be_read_is_told(running: Running) -> None:
+    running.all_up()
+    running.next_launch = no_descriptor
+    running.supervisor._begin_reload()
+    assert running.supervisor._rolling is None and "open files" in running.reporter.reloads[0]
+
+
+def test_an_engine_that_is_gone_is_not_asked_to_pack() -> None:
+    weights: SharedWeights[str] = SharedWeights()
+    assert weights.may_load("first")
+    assert not weights.may_load("second") and not weights.may_load("third")
+    assert weights.forget("second") == []
+    assert weights.forget("first") == ["third"]
+    assert weights.may_load("third"), "and packs"
+
+
+# ---- reload --------------------------------------------------------------------------------------
+def test_an_edge_that_restarts_meanwhile_has_nothing_with_an_engine_that_leaves(
+    running: Running,
+) -> None:
+    running.all_up()
+    fleet = running.fleet
+    old, edge = fleet.engines[0], fleet.edges[1]
+    rolling = Rolling(fleet, with_engines=True)
+    rolling.step()
+    running.load(fleet.engines[-1])
+    rolling.step()
+    assert old.role == "leaving"
+    running.end(edge)
+    fleet.act_on_time()
+    assert running.child(edge).starts == 2
+    running.hear(fleet.edges[0], channel.EngineIdle(engine=old.number))
+    rolling.step()
+    fleet.serve()
+    assert old not in fleet.engines, "nobody else is waited for"
