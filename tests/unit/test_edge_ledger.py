@@ -53,6 +53,8 @@ def test_requests_at_once_are_counted_together_and_an_edge_that_died_leaves_none
 ) -> None:
     limits = KeyLimits(concurrency=3)
     first, second = Edge(memory, 0, limits), Edge(memory, 1, limits)
+    first.ledgers.came(1)
+    second.ledgers.came(0)
     leases = [first.quota.admit(1), second.quota.admit(1), second.quota.admit(1)]
     assert first.quota.places() == 0
     with pytest.raises(ApiError):
@@ -60,7 +62,15 @@ def test_requests_at_once_are_counted_together_and_an_edge_that_died_leaves_none
     leases[1].cancel()
     assert first.quota.places() == second.quota.places() == 1
     second.close()
+    first.ledgers.gone(1)
+    assert first.quota.places() == 2
+    later = Edge(memory, 2, limits)
+    later.ledgers.came(0)
+    assert later.quota.places() == 2, "nor does who comes later count what that one had"
+    later.close()
     again = Edge(memory, 1, limits)
+    first.ledgers.came(1)
+    again.ledgers.came(0)
     assert first.quota.places() == 2, "what the edge before it had is not running any more"
     leases[0].settle(0, 1)
     assert again.quota.places() == 3
@@ -92,3 +102,5 @@ def test_keys_have_lines_of_their_own_and_edges_are_bounded(memory: int) -> None
     ledgers.close()
     with pytest.raises(ValueError, match="edges"):
         SharedLedgers(memory, EDGES_MAX)
+    with pytest.raises(ValueError, match="asks"):
+        ledgers.gone(2)

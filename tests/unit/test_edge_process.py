@@ -1,5 +1,6 @@
 """The edge process's side of the control channel, without a server behind it."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ import pytest
 
 from sublimate import _core
 from sublimate.api.routes import ROUTES
+from sublimate.config import EdgeSettings, LogSettings
 from sublimate.control import channel
 from sublimate.control.channel import Channel
 from sublimate.edge import process
@@ -41,6 +43,30 @@ class FakeServer:
 
     def engine_lost(self, reason: str = "", message: str = "", *, engine: int = 0) -> None:
         self.losses += 1
+
+
+class StartedServer:
+    """What EdgeProcess.serve asks of a server."""
+
+    def __init__(self, *_: Any) -> None:
+        self.grpc_url, self.tls_info = "", dict[str, Any]()
+        self.closed = False
+        STARTED.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def wait_closed(self) -> None:
+        assert self.closed
+
+
+class Model:
+    """Of no text."""
+
+    def add_aliases(self, aliases: object) -> None: ...
+
+
+STARTED: list[StartedServer] = []
 
 
 class Running:
@@ -76,6 +102,27 @@ def running() -> Iterator[Running]:
     yield made
     made.control.close()
     made.their_end.close()
+
+
+def test_who_is_stopped_while_it_waits_for_an_engine_never_listens(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listened: list[object] = []
+
+    async def listen_on(*given: object, **_: object) -> None:
+        listened.append(given)
+
+    monkeypatch.setattr(process, "load_text_model", lambda *_: Model())
+    monkeypatch.setattr(process, "EdgeServer", StartedServer)
+    monkeypatch.setattr(process, "listen_on", listen_on)
+    monkeypatch.setattr(process, "configure", lambda _: None)
+    running.control.send(channel.Stop())
+    start = channel.Start(
+        settings=EdgeSettings(), log=LogSettings(), model_path="", model_name="", waits=True
+    )
+    sock = socket.socket()
+    asyncio.run(running.process.serve(start, (sock.detach(),)))
+    assert STARTED[-1].closed and listened == [] and running.said() == []
 
 
 def open_descriptors() -> int:

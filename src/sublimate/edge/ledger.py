@@ -3,9 +3,9 @@ server in memory that they share.
 
 A line per key: of each kind three doubles, the level of its bucket, when that was (seconds of the
 monotonic clock, which is the same in all processes) and the bucket's size; then a count of running
-requests per edge. An edge that ends badly leaves its count behind: the next one of its
-number begins with none. A lock of the kernel's (fcntl) makes each change one, and goes with who
-holds it.
+requests per edge. An edge that ends badly leaves its count behind: the others do not count it any
+more, and the next one of its number begins with none. A lock of the kernel's (fcntl) makes each
+change one, and goes with who holds it.
 
 defines: Entry, Ledger, OwnLedger, SharedLedgers
 """
@@ -99,6 +99,9 @@ class SharedLedgers:
         os.ftruncate(descriptor, LINES_MAX * LINE_BYTES)
         self._memory = mmap.mmap(descriptor, LINES_MAX * LINE_BYTES)
         self._number = number
+        self._counted = {number}
+        """Whose running requests count. What an edge that ended badly had stays in memory: only the
+        next one of its number may clear it, for somebody slow to hear would clear that one's."""
         self._depth = 0
         with self.locked():
             for line in range(LINES_MAX):
@@ -135,6 +138,20 @@ class SharedLedgers:
                     return _SharedLedger(self, self._memory, at, self._number)
         return OwnLedger()
 
+    def came(self, number: int) -> None:
+        """That edge runs too."""
+        self._counted.add(number)
+
+    def gone(self, number: int) -> None:
+        """It has ended, and what it had with it."""
+        if number == self._number:
+            raise ValueError("an edge that asks has not ended")
+        self._counted.discard(number)
+
+    def counted(self, counts: tuple[int, ...]) -> int:
+        """The sum of those that run."""
+        return sum(counts[number] for number in self._counted)
+
     def close(self) -> None:
         """No ledger is asked any more."""
         self._memory.close()
@@ -162,7 +179,7 @@ class _SharedLedger:
 
     def running(self) -> int:
         counts = struct.unpack_from(f"={EDGES_MAX}i", self._memory, self._at + COUNTS_AT)
-        return sum(counts)
+        return self._all.counted(counts)
 
     def add_running(self, by: int) -> None:
         count = COUNT.unpack_from(self._memory, self._mine)[0] + by

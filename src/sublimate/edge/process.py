@@ -62,8 +62,9 @@ class EdgeProcess:
         self._routes = routes
         self._ended = asyncio.Event()
         self._engine_came = asyncio.Event()
-        """There is an engine, or never will be."""
+        """There is an engine, or this process is to end."""
         self._server: EdgeServer | None = None
+        self._ledgers: SharedLedgers | None = None
 
     async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
@@ -85,10 +86,11 @@ class EdgeProcess:
             prefix_secret=start.prefix_secret,
         )
         http_limits = limits_from_environment(os.environ)
-        ledgers = None
         if "quotas" in extras:
-            ledgers = SharedLedgers(extras["quotas"], start.number)
-        self._server = EdgeServer(start.settings, model, self._routes, http_limits, place, ledgers)
+            self._ledgers = SharedLedgers(extras["quotas"], start.number)
+        self._server = EdgeServer(
+            start.settings, model, self._routes, http_limits, place, self._ledgers
+        )
         if "inbox" in extras:
             self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()
@@ -96,6 +98,11 @@ class EdgeProcess:
         if start.waits:
             loop.add_reader(self._control.fileno(), self._follow, self._server)
             await self._engine_came.wait()
+            if self._ended.is_set():
+                for one in (sock, *secure):
+                    one.close()
+                await self._close(self._server)
+                return
         await listen_on(
             self._server,
             sock,
@@ -117,11 +124,14 @@ class EdgeProcess:
         try:
             await self._ended.wait()
         finally:
-            loop.remove_reader(self._control.fileno())
             if faults is not None:
                 faults.close()
-            self._server.close()
-            await self._server.wait_closed()
+            await self._close(self._server)
+
+    async def _close(self, server: EdgeServer) -> None:
+        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        server.close()
+        await server.wait_closed()
 
     def _follow(self, server: EdgeServer) -> None:
         """All messages that have arrived."""
@@ -144,8 +154,12 @@ class EdgeProcess:
                 self._take_region(server, up, received.fds)
             case channel.Sibling(number=number, worker=worker):
                 server.siblings.came(number, worker, socket.socket(fileno=received.fds[0]))
+                if self._ledgers is not None:
+                    self._ledgers.came(number)
             case channel.SiblingGone(number=number):
                 server.siblings.gone(number)
+                if self._ledgers is not None:
+                    self._ledgers.gone(number)
             case channel.KernelMemory() as memory:
                 server.kernel = _kernel_memory(memory, received.fds)
             case channel.EngineLost(engine=engine, reason=reason, message=message):
