@@ -14,6 +14,7 @@ from sublimate.supervisor.cores import (
     read_cores,
     share_machine,
     split_cores,
+    split_threads,
 )
 
 
@@ -122,6 +123,23 @@ def test_this_machine_is_shared() -> None:
         assert sum(threads) <= max(usable, count)
         given = [cpu for share in shares for cpu in share.cpus]
         assert len(set(given)) == len(given) and set(given) <= set(allowed)
-        assert {share.threads for share in share_machine("none", count)} == {
-            max(1, usable // count)
-        }
+        apart = [share.threads for share in share_machine("none", count)]
+        assert sum(apart) == max(usable, count) and max(apart) - min(apart) <= 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "usable", "threads"),
+    [
+        ([2, 3], 5, [0, 0]),  # one on each: none is left out
+        ([4, 1], 5, [0, 0]),
+        ([2, 3], 3, [1, 2]),  # a quota on processor time
+        ([8, 8], 8, [4, 4]),
+        ([1, 4], 4, [0, 2]),
+        ([0, 0], 5, [2, 3]),  # nobody is bound to a core
+        ([0, 0, 0], 2, [1, 1, 1]),
+    ],
+)
+def test_no_core_is_left_without_a_thread(
+    sizes: list[int], usable: int, threads: list[int]
+) -> None:
+    assert split_threads(sizes, usable) == threads

@@ -3,7 +3,7 @@ evenly: hardware threads of one core stay together, and so do cores of one memor
 
 Memory needs no policy of its own: what an engine's threads touch first lies on their node.
 
-defines: Core, Share, read_cores, split_cores, name_cores, share_machine
+defines: Core, Share, read_cores, split_cores, name_cores, share_machine, split_threads
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ..errors import ConfigError
 SYSTEM = Path("/sys/devices/system")
 NODE = "node"
 ENGINES_APART = ":"
+CPUS_MAX = 1 << 16
+"""No machine has more; a list that says so is none."""
 
 
 class Core(NamedTuple):
@@ -115,12 +117,21 @@ def share_machine(text: str, count: int) -> list[Share]:
             chosen = name_cores(text, count, allowed)
     if count == 1:
         return [Share(chosen[0])]
-    # A quota on processor time is one for all of them.
-    threads = max(1, int(_core.probe()["cores"]) // count)
+    threads = split_threads([len(cpus) for cpus in chosen], int(_core.probe()["cores"]))
     return [
-        Share(cpus, 0 if cpus and len(cpus) <= threads else threads, _node_of(cpus))
-        for cpus in chosen
+        Share(cpus, number, _node_of(cpus)) for cpus, number in zip(chosen, threads, strict=True)
     ]
+
+
+def split_threads(sizes: Sequence[int], usable: int) -> list[int]:
+    """How many threads each engine has on so many CPUs of its own (0: on those of all); 0 for one
+    on each of them. usable: CPUs, or fewer where there is a quota on processor time, which is one
+    for all of them."""
+    if all(sizes) and sum(sizes) <= usable:
+        return [0] * len(sizes)
+    borders = [usable * i // len(sizes) for i in range(len(sizes) + 1)]
+    even = [max(1, last - first) for first, last in pairwise(borders)]
+    return [0 if 0 < size <= most else most for size, most in zip(sizes, even, strict=True)]
 
 
 def _node_of(cpus: tuple[int, ...]) -> int:
@@ -153,10 +164,6 @@ def _parse(text: str) -> tuple[int, ...]:
             return ()
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
-
-
-CPUS_MAX = 1 << 16
-"""No machine has more; a list that says so is none."""
 
 
 def _number(text: str) -> int:
