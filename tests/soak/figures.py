@@ -1,9 +1,8 @@
 """Figures of a process over time, and what they come to: growth, slope, a table, a picture.
 
-defines: Sample, sample, Trend, trend, changes, judge, table, picture
+defines: Sample, sample, Trend, trend, table, picture
 """
 
-import itertools
 import re
 import statistics
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from sublimate.bench import svg
 KIB = 1024
 GROWTH_SHARE_MAX, GROWTH_KIB_MAX = 0.02, 1024
 """Beyond both a process counts as growing: allocators and caches breathe by less."""
-SUPERVISOR = "supervisor"
 DESCRIPTORS_MAX = 6
 """So many more are connections that clients keep or have given up."""
 
@@ -86,40 +84,6 @@ def trend(samples: Sequence[Sample], role: str, since_seconds: float) -> Trend:
     first_kib, last_kib = memory(first), memory(last)
     ends = (descriptors(first), descriptors(last))
     return Trend(role, len(own), minutes, first_kib, last_kib, slope, *ends)
-
-
-def changes(samples: Sequence[Sample], since_seconds: float) -> list[str]:
-    """Where processes came or went between two rests: nobody killed them, so they ended on their
-    own. By kind: the number in a role is that of the moment."""
-    own = [one for one in samples if one.at_seconds >= since_seconds]
-    times = sorted({one.at_seconds for one in own})
-    found: list[str] = []
-    for kind in sorted({one.role.partition(" ")[0] for one in samples}):
-        alive = {at: set[int]() for at in times}
-        for one in own:
-            if one.role.partition(" ")[0] == kind:
-                alive[one.at_seconds].add(one.process_id)
-        for before, after in itertools.pairwise(times):
-            if alive[before] != alive[after]:
-                was, now = sorted(alive[before]), sorted(alive[after])
-                found.append(f"{kind}, by itself: {was} became {now} before {after:.0f} s")
-    return found
-
-
-def judge(
-    samples: Sequence[Sample], roles: Sequence[str], quiet_seconds: float, since_seconds: float
-) -> tuple[list[Trend], list[str]]:
-    """Trends, and what must not be. quiet_seconds: since when nothing is killed; since_seconds:
-    since when figures count, but for the supervisor's, which is never killed."""
-    trends: list[Trend] = []
-    found = changes(samples, quiet_seconds)
-    for role in roles:
-        begin = 0.0 if role == SUPERVISOR else since_seconds
-        try:
-            trends.append(trend(samples, role, begin))
-        except ValueError as error:
-            found.append(str(error))
-    return trends, found + [f"{one.role} grows" for one in trends if one.grows]
 
 
 def table(trends: Sequence[Trend]) -> str:

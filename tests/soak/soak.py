@@ -40,8 +40,6 @@ ENGINE_KILLS, EDGE_KILLS = 15, 6
 """In the first half."""
 RENEWALS = 4
 """There too: all workers are replaced, one at a time, as `sublimate reload` does."""
-RENEWAL_SECONDS = 120.0
-"""Of each worker: what the supervisor gives a new edge, and the streams of the old one."""
 SETTLE_SHARE = 0.2
 """Of the run, after the last kill, until figures count: bounded caches fill again, the largest of
 them with answers that a client may ask for once more, 1,000 of them or 8 MiB for ten minutes."""
@@ -60,7 +58,7 @@ class Soak:
         self.findings: list[str] = []
         self.rests = self.reloads = self.renewals = 0
         self.tally = visitors.Tally()
-        self._began = self._disturbed_seconds = 0.0
+        self._began = 0.0
 
     def run(self) -> None:
         with self._server() as server:
@@ -125,7 +123,8 @@ class Soak:
                 server.signal(signal.SIGHUP)
                 self.reloads += 1
             elif what == "renewal":
-                self._renew(server)
+                server.signal(signal.SIGUSR2)
+                self.renewals += 1
             else:
                 self._kill(server, what)
 
@@ -133,22 +132,8 @@ class Soak:
         victims = [pid for role, pid in children(server.process.pid) if role.startswith(what)]
         if victims:
             self.tally.killed()
-            self._disturbed_seconds = time.monotonic() - self._began
-            self.kills.append((self._disturbed_seconds, what))
+            self.kills.append((time.monotonic() - self._began, what))
             os.kill(random.choice(victims), signal.SIGKILL)
-
-    def _renew(self, server: Server) -> None:
-        """To its end: a kill in the midst of it would explain whatever it says."""
-        server.signal(signal.SIGUSR2)
-        self.renewals += 1
-        at = time.monotonic() - self._began
-        try:
-            failure = server.event("reloaded", RENEWAL_SECONDS * self.workers)["failure"]
-        except AssertionError as error:
-            failure = str(error)
-        if failure:
-            self.findings.append(f"at {at:.0f} s, not renewed: {failure}")
-        self._disturbed_seconds = time.monotonic() - self._began
 
     def _rest(self, server: Server, crowd: list[visitors.Visitor]) -> None:
         """All clients wait; then nothing is in flight, and what is left the server needs."""
@@ -163,7 +148,7 @@ class Soak:
             wait_until(lambda: at_rest(server.url), REST_SECONDS)
         if not at_rest(server.url):
             self.findings.append(f"at {at:.0f} s, at rest: {gauges(server.url)}")
-        for role, pid in [(figures.SUPERVISOR, server.process.pid), *children(server.process.pid)]:
+        for role, pid in [("supervisor", server.process.pid), *children(server.process.pid)]:
             with contextlib.suppress(OSError):  # it has just been replaced
                 self.samples.append(figures.sample(role, pid, at))
         self.rests += 1
@@ -171,13 +156,15 @@ class Soak:
             visitor.rest.clear()
 
     def report(self) -> str:
-        """Markdown. Adds what grows, or has ended by itself, to the findings."""
-        numbers = [""] if self.workers == 1 else [f" {number}" for number in range(self.workers)]
-        roles = [f"{kind}{number}" for kind in KINDS for number in numbers]
-        quiet = max(self.seconds / 2, self._disturbed_seconds + visitors.EXPLAINED_SECONDS)
+        """Markdown. Adds what grows to the findings."""
+        roles = sorted({one.role for one in self.samples})
         since = self.seconds * (0.5 + SETTLE_SHARE)
-        trends, found = figures.judge(self.samples, [*roles, figures.SUPERVISOR], quiet, since)
-        self.findings += found
+        trends: list[figures.Trend] = []
+        for role in roles:
+            begin = 0.0 if role == "supervisor" else since
+            with contextlib.suppress(ValueError):
+                trends.append(figures.trend(self.samples, role, begin))
+        self.findings += [f"{one.role} grows" for one in trends if one.grows]
         outcomes: dict[str, int] = {}
         for name, count in self.tally.counts.items():
             kind = name.rpartition(", ")[0] or name
@@ -194,12 +181,11 @@ class Soak:
 
 
 CROWD = visitors.CARRIERS
-KINDS = ("edge", "engine")
 
 
 def children(supervisor: int) -> Iterator[tuple[str, int]]:
     """(role, process id) of edges and engines; numbered if there are several."""
-    found: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[int]] = {"edge": [], "engine": []}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
             fields = path.read_text().rpartition(")")[2].split()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from soak.figures import KIB, Sample, changes, judge, picture, table, trend
+from soak.figures import KIB, Sample, picture, table, trend
 
 MINUTES, MIB = 14, 1 << 20
 
@@ -41,29 +41,6 @@ def test_only_the_process_that_lived_to_the_end_counts() -> None:
     assert trend(before + later, "edge", 0.0).samples == 4 * MINUTES
     with pytest.raises(ValueError, match="tell nothing"):
         trend(before[:5], "edge", 0.0)
-
-
-def test_a_process_that_ends_by_itself_is_told() -> None:
-    """Also where its place is taken at once, and where the numbers of roles move on."""
-    pairs = {0.0: (1, 2), 10.0: (2, 3), 20.0: (2, 3), 30.0: (2, 3), 40.0: (2, 9), 50.0: (2,)}
-    made = [
-        Sample(at, f"engine {number}" if len(pids) > 1 else "engine", pid, MIB, 9, 5)
-        for at, pids in pairs.items()
-        for number, pid in enumerate(pids)
-    ] + [Sample(at, "supervisor", 1, MIB, 9, 5) for at in pairs]
-    assert changes(made, 10.0) == [
-        "engine, by itself: [2, 3] became [2, 9] before 40 s",
-        "engine, by itself: [2, 9] became [2] before 50 s",
-    ]
-    assert changes([one for one in made if one.at_seconds < 40], 10.0) == []
-
-
-def test_what_cannot_be_judged_is_a_finding() -> None:
-    made = samples()
-    trends, found = judge(made, ["edge", "engine", "supervisor"], 60.0, 120.0)
-    assert [one.role for one in trends] == ["edge"]
-    assert found == ["0 samples of engine tell nothing", "0 samples of supervisor tell nothing"]
-    assert judge(samples(300.0), ["edge"], 60.0, 0.0)[1] == ["edge grows"]
 
 
 def test_the_picture_has_a_panel_for_each_role_and_a_line_for_each_kill() -> None:

@@ -21,7 +21,7 @@ from sublimate.control.child import CONTROL_BUFFER_BYTES
 from sublimate.errors import ListenError
 from sublimate.supervisor import backoff
 from sublimate.supervisor.backoff import Backoff
-from sublimate.supervisor.listen import address_url, bind
+from sublimate.supervisor.listen import address_url, bind, bind_each
 from sublimate.supervisor.worker import Worker
 
 ANY = channel.ToEngine | channel.FromEngine
@@ -285,6 +285,24 @@ def test_a_free_port_is_chosen_and_a_taken_one_is_a_message() -> None:
             bind("127.0.0.1", port)
     with bind("0.0.0.0", 0) as sock:  # noqa: S104 - closed at once
         assert address_url(sock).startswith("http://127.0.0.1:")
+
+
+def test_where_one_cannot_listen_no_socket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    class Deaf(socket.socket):
+        def listen(self, *_: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            made.append(self)
+            if len(made) == 2:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", Deaf)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ListenError):
+            bind_each("127.0.0.1", 0, 3)
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert [sock.fileno() for sock in made] == [-1, -1]
 
 
 def test_a_host_that_is_not_ours_is_a_message() -> None:

@@ -108,13 +108,7 @@ def test_what_no_answer_could_satisfy_is_refused() -> None:
         ({"misses_max": 0}, "misses_max"),
         ({"probe_seconds": 0.0}, "probe_seconds"),
         ({"webhook": "alerts.example"}, "webhook"),
-        ({"webhook": "http://[alerts.example"}, "webhook"),
-        ({"webhook": "http://alerts.example:70000/"}, "webhook"),
-        ({"webhook": "http://alerts.example/a b"}, "webhook"),
-        ({"webhook": "http://alerts.example/\u20ac"}, "webhook"),
         ({"webhook_headers": {"x-token": "a\nb"}}, "webhook_headers"),
-        ({"webhook_headers": {"x-token": "\u20ac"}}, "webhook_headers"),
-        ({"webhook_headers": {"x token": "a"}}, "webhook_headers"),
         ({"paths": ["v1/messages"]}, "paths"),
     ):
         with pytest.raises(ConfigError, match=named):
@@ -169,27 +163,6 @@ def test_answers_that_were_under_way_do_not_end_a_pause(fake: Fake, clock: Clock
             client.post(URL)
 
 
-def test_two_validators_of_one_client_know_their_own_probes(fake: Fake, clock: Clock) -> None:
-    strict = validator(clock=clock, misses_max=1)
-    lax, later = validator(clock=clock, misses_max=9), validator(clock=clock, misses_max=2)
-    hooks = [guard.event_hooks() for guard in (strict, lax, later)]
-    both = {kind: [hook for each in hooks for hook in each[kind]] for kind in hooks[0]}
-    transport = httpx.MockTransport(fake.answer)
-    with httpx.Client(transport=transport, event_hooks=both) as client:
-        fake.headers = FALLBACK
-        client.post(URL)
-        clock.now += 10.0
-        client.post(URL)  # a probe of the first alone, which pauses the third as well
-        fake.headers, clock.now = DIRECT, clock.now + 9.0
-        marked = httpx.Request("POST", URL, extensions={"sublimate_probe": True})
-        later.after(httpx.Response(200, headers=DIRECT, request=marked))
-        assert later.report().is_paused, "ended by another's mark"
-        clock.now += 1.0
-        client.post(URL)
-    assert not any(guard.report().is_paused for guard in (strict, lax, later))
-    assert (lax.report().missed, lax.report().pauses) == (2, 0)
-
-
 def test_errors_are_no_misses_and_it_may_only_tell(fake: Fake) -> None:
     guard = validator(misses_max=2, pauses=False)
     with client_of(fake, guard) as client:
@@ -234,12 +207,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.seen.append("GET")
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         del format, args
@@ -309,37 +276,6 @@ def test_a_webhook_that_is_down_costs_no_request(
     assert guard.report().alerts_lost == 1 + 2, "so many are under way at most"
     guard.close()
     assert guard.report().alerts_lost == 1 + alerts.UNDER_WAY_MAX + 2
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_webhook_that_sends_elsewhere_has_taken_nothing(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(alerts, "TRIES", 1)
-    with server() as (elsewhere, seen, _), server(status, {"location": elsewhere}) as (hook, _, _):
-        sender = alerts.Alerts(hook)
-        sender.send({"event": "paused"})
-        sender.close(10.0)
-    assert (sender.sent, sender.lost, seen) == (0, 1, [])
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_alert_that_ends_badly_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that dies, or that the system does not give, is lost once and not for good."""
-    sender = alerts.Alerts("http://127.0.0.1:9")
-    monkeypatch.setattr(sender, "_post", lambda _: 1 // 0)
-    for _ in range(alerts.UNDER_WAY_MAX + 1):
-        sender.send({"event": "paused"})
-        wait_until(lambda: not sender._under_way)
-    assert (sender.sent, sender.lost) == (0, alerts.UNDER_WAY_MAX + 1)
-
-    def none_left(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", none_left)
-    for _ in range(alerts.UNDER_WAY_MAX + 1):
-        sender.send({"event": "paused"})
-    assert sender.lost == 2 * (alerts.UNDER_WAY_MAX + 1) and not sender._under_way
 
 
 def test_the_sdk_names_the_pause_as_the_cause() -> None:

@@ -12,7 +12,6 @@ defines: Expected, Miss, utilization_of, misses_of, TrafficPausedError, Validato
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
@@ -44,9 +43,7 @@ OK = 200
 PERCENT = 100.0
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)(%?)")
 PROBE = "sublimate_probe"
-"""Begins the mark, in the extensions, of the request that is let through while traffic is paused.
-Each validator has its own: a client may have the hooks of several."""
-NUMBERS = itertools.count()
+"""In the extensions of the request that is let through while traffic is paused."""
 
 What = Literal["layer", "path", "policy", "utilization"]
 
@@ -168,7 +165,6 @@ class Validator:
         self._pauses = pauses
         self._paths = frozenset(paths)
         self._clock = clock
-        self._mark = f"{PROBE}_{next(NUMBERS)}"
         self._lock = threading.Lock()
         self._last: list[Miss] = []
         """Of the latest answer that had one."""
@@ -208,7 +204,7 @@ class Validator:
                 raise TrafficPausedError(self._last, self._probe_at_seconds - now)
             # What becomes of the probe may never be heard: then another goes.
             self._probe_at_seconds = now + self._probe_seconds
-        request.extensions = {**request.extensions, self._mark: True}
+        request.extensions = {**request.extensions, PROBE: True}
 
     def after(self, response: Any) -> None:
         """The head of an answer is there. Errors say nothing of a path: they are not judged."""
@@ -217,7 +213,7 @@ class Validator:
             return
         found = misses_of(response.headers, self.expected)
         where = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
-        self.judge(found, where, response.headers, is_probe=self._mark in request.extensions)
+        self.judge(found, where, response.headers, is_probe=PROBE in request.extensions)
 
     def _is_checked(self, request: Any) -> bool:
         return request.method == "POST" and request.url.path.rstrip("/") in self._paths

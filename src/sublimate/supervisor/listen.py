@@ -64,13 +64,15 @@ def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
     if count < 1:
         raise ValueError("somebody is to listen")
     first = _bound(host, port, "--port")
+    socks = [first]
     try:
-        socks = [first, *_joined(first, count - 1)]
+        socks += _joined(first, count - 1)
         for sock in socks:
             sock.listen(BACKLOG)
             sock.setblocking(False)
     except OSError as error:
-        first.close()
+        for sock in socks:
+            sock.close()
         raise ListenError(_why(host, port, "--port", error)) from None
     return socks
 
