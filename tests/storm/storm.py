@@ -1,6 +1,6 @@
 """Storms: a server under thousands of sockets that misbehave, and beside them one client that does
 not. Memory must not follow the sockets, descriptors come back, and the good client's slowest
-answers take at most twice as long.
+answers take at most as many times as long as verdict.py says for each storm.
 
     PYTHONPATH=tests/processes:tests/wire python tests/storm/storm.py [--sockets 2000]
 
@@ -9,19 +9,18 @@ defines: Storm, main
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import attacks
 import httpx
 from servers import Server
+from verdict import Figures, findings, row
 
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
@@ -32,30 +31,6 @@ ANSWER_TOKENS, STEP_US = 400, 1000
 PAUSE_SECONDS = 0.01
 IN_CLEAR = ("HTTP/2 rapid resets",)
 """Of storms, those on a server without TLS."""
-KIB_PER_SOCKET_MAX = 96
-"""Beyond what a storm needs in any case: grpcio takes some 80 KiB for a connection."""
-BASE_KIB = 32 << 10
-SLOWER_MAX, SLOWER_MS = 2.0, 10.0
-"""Of p99, and what is no difference on a machine with more to run than cores."""
-
-
-@dataclass
-class Figures:
-    """Of one storm."""
-
-    name: str
-    calm_ms: list[float]
-    storm_ms: list[float]
-    did: dict[str, int]
-    kib_before: int
-    kib_peak: int
-    kib_after: int
-    descriptors: tuple[int, int, int]
-    failures: list[str] = field(default_factory=list)
-
-
-def p(share: float, values: list[float]) -> float:
-    return statistics.quantiles(values, n=1000)[round(share * 1000) - 1]
 
 
 class Good:
@@ -165,27 +140,6 @@ def descriptors(pid: int) -> int:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
         return 0
-
-
-def findings(one: Figures, sockets: int) -> list[str]:
-    """What must not be."""
-    found = list(one.failures[:5])
-    if one.kib_peak - one.kib_before > BASE_KIB + KIB_PER_SOCKET_MAX * sockets:
-        found.append("memory followed the sockets")
-    if one.descriptors[2] > one.descriptors[0]:
-        found.append("descriptors did not come back")
-    calm, storm = p(0.99, one.calm_ms), p(0.99, one.storm_ms)
-    if storm > SLOWER_MAX * calm + SLOWER_MS:
-        found.append(f"p99 of the good client: {calm:.0f} ms before, {storm:.0f} ms in it")
-    return [f"{one.name}: {text}" for text in found]
-
-
-def row(one: Figures) -> str:
-    did = ", ".join(f"{count} {what}" for what, count in one.did.items())
-    ms = [f"{p(0.5, of):.1f} / {p(0.99, of):.1f}" for of in (one.calm_ms, one.storm_ms)]
-    memory = " → ".join(f"{k / 1024:.0f}" for k in (one.kib_before, one.kib_peak, one.kib_after))
-    held = " → ".join(map(str, one.descriptors))
-    return f"| {one.name} | {did} | {memory} | {held} | {ms[0]} | {ms[1]} |"
 
 
 def main() -> int:
