@@ -30,11 +30,6 @@ def made(**changes: Any) -> Tokenizer:
     return tokenizer_from_metadata(tiny_metadata(**changes))
 
 
-def test_bounds_are_those_of_the_core() -> None:
-    assert module.TOKENS_MAX == _core.LIMITS["VOCABULARY_MAX"]
-    assert module.STOP_TOKENS_MAX == _core.LIMITS["STOP_TOKENS_MAX"]
-
-
 def test_every_byte_has_one_character() -> None:
     mapping = byte_characters()
     assert sorted(mapping.values()) == list(range(256)) and len(mapping) == 256

@@ -49,7 +49,7 @@ WRONG_CERTIFICATE = "wrong certificate"
 CERTIFICATE_ERRORS = frozenset(0x100 + alert for alert in (42, 43, 44, 45, 46, 48))
 """TLS's alerts about certificates, as QUIC numbers them: bad, unsupported, revoked, expired,
 unknown, of an unknown authority."""
-INTERIM_STATUS = 200
+FINAL_STATUS_MIN = 200
 """Statuses below are no answer yet."""
 
 
@@ -96,7 +96,7 @@ class QuicStream:
         status = dict(headers).get(":status", "")
         if not status.isascii() or not status.isdigit():
             self.fail(CarrierError("RemoteProtocolError", "The answer has no status."))
-        elif int(status) >= INTERIM_STATUS:
+        elif int(status) >= FINAL_STATUS_MIN:
             self.head.set_result((int(status), fields))
 
 

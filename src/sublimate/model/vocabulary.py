@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import msgspec
 
+from .. import _core
 from ..errors import ModelError
 
-TOKENS_MAX = 262_144
-"""As VOCABULARY_MAX of core/limits.h; a test compares them."""
-STOP_TOKENS_MAX = 8
-"""As STOP_TOKENS_MAX of core/limits.h; a test compares them."""
+TOKENS_MAX = _core.LIMITS["VOCABULARY_MAX"]
+STOP_TOKENS_MAX = _core.LIMITS["STOP_TOKENS_MAX"]
 LISTED_MAX = TOKENS_MAX * 2
 """Entries of any list that is read; there are more merges than tokens."""
 
