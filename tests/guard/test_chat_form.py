@@ -10,6 +10,7 @@ from sublimate.guard.chat_form import (
     UnmappableError,
     chat_request,
     message_of_chat,
+    tokens_of,
 )
 
 TOOL = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object"}}
@@ -71,12 +72,30 @@ def test_a_conversation_with_tools_has_the_same_turns() -> None:
         {"messages": "hello"},
         {"messages": [user(["hello"])]},
         {"system": [{"type": "image"}]},
+        {"top_k": 5},
+        {"messages": [user([{"type": "text", "text": 5}])]},
+        {"tool_choice": {"type": []}},
     ],
     ids=str,
 )
 def test_what_has_no_counterpart_is_not_asked(more: dict[str, Any]) -> None:
     with pytest.raises(UnmappableError):
         chat_request({**body(user("hello")), **more}, "m")
+
+
+def test_a_tool_that_failed_is_told_as_templates_tell_it() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "no such city"}
+    told = [
+        chat_request(body(user([{**result, "is_error": failed}])), "m")["messages"][0]["content"]
+        for failed in (True, False)
+    ]
+    assert told == ["Error: no such city", "no such city"]
+    assert "top_k" not in chat_request(body(user("hello"), top_k=None, metadata={}), "m")
+
+
+def test_counts_that_are_none_count_nothing() -> None:
+    odd: list[Any] = [None, "9", [], -1, 1e300, 1 << 40]
+    assert [tokens_of(one) for one in (*odd, 7)] == [0, 0, 0, 0, 0, 0, 7]
 
 
 def test_a_whole_answer_is_a_message() -> None:

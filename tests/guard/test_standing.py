@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from harness import Served, body, serve
+from sublimate import _core
 from sublimate.guard.engine_watch import Verdict
 from sublimate.guard.standing import Standing
 
@@ -80,10 +81,46 @@ def test_states_trips_and_restarts_are_metrics(served: Served) -> None:
         assert [metric(served, *name) for name in names] == expected
 
 
+def test_an_engine_whose_place_another_has_taken_is_forgotten(served: Served) -> None:
+    tell(served, HOT)
+    region = _core.Region.create(len(served.server.model.tokenizer))
+    attached = _core.Region.attach(*region.fds)
+    served.call(lambda: served.server.engine_up(attached, served.info, engine=7))
+    served.call(lambda: served.server.engines.leave(0, lambda: None))
+    tell(served, HOT)
+    assert served.server.standing.shown() == [], "nor does what is still told of it count"
+    assert metric(served, "state", 'state="ok"') == 1
+    assert 'engine="7"' not in served.client.get("/metrics").text
+    served.call(lambda: served.server.engine_lost(engine=7))
+    fresh = _core.Region.create(len(served.server.model.tokenizer))
+    served.engine.attach(fresh)
+    again = _core.Region.attach(*fresh.fds)
+    served.call(lambda: served.server.engine_up(again, served.info))
+
+
 def test_engines_are_told_apart() -> None:
     standing = Standing()
-    standing.told(1, HOT)
-    assert standing.is_tripped(1) and not standing.is_tripped(0)
+    standing.came(0, 0)
+    standing.came(5, 1)
+    standing.told(5, HOT)
+    assert standing.is_tripped(5) and not standing.is_tripped(0)
     assert standing.shown() == [{"engine": 1, "state": "tripped", "fault": "gpu_hot"}]
-    standing.told(1, OK)
-    assert standing.shown() == [] and not standing.is_tripped(1)
+    standing.lost(5)
+    assert standing.is_tripped(5), "it is not well by being gone"
+    standing.told(5, OK)
+    assert standing.shown() == [] and not standing.is_tripped(5)
+
+
+def test_of_several_edges_the_one_of_the_engines_worker_tells() -> None:
+    standing = Standing()
+    for number, worker in ((0, 0), (5, 1)):
+        standing.came(number, worker)
+        standing.told(number, HOT)
+    for worker in ("0", "1", "2"):
+        told = [
+            sample.labels["engine"]
+            for family in standing.families({"engine": "0", "worker": worker})
+            for sample in family.samples
+            if sample.value
+        ]
+        assert told == ([worker] if worker == "2" else [worker, worker]), "state and trips"

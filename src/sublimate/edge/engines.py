@@ -114,6 +114,7 @@ class Engines:
         )
         link.number, link.worker, link.prefixes = number, worker, prefixes
         self._links[number] = link
+        self._standing.came(number, worker)
         self._stories.engine_up(link.trace)
         self._changed()
 
@@ -128,6 +129,7 @@ class Engines:
         until the next."""
         known = reason if reason in FOREVER_REASONS else "engine_unavailable"
         self._unavailable = (known, message)
+        self._standing.lost(number)
         gone = [links.pop(number, None) for links in (self._links, self._leaving)]
         self._changed()  # before who hears of it asks for those that are left
         for link in gone:
@@ -139,6 +141,7 @@ class Engines:
         """Give it nothing more; `idle` is called when it has nothing left to do for this edge."""
         if number in self._leaving:
             raise ValueError("it leaves once")
+        self._standing.left(number)
         link = self._links.pop(number, None)
         if link is not None:
             self._leaving[number] = link

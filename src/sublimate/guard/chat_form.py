@@ -20,6 +20,7 @@ TOKENS_MAX = (1 << 31) - 1
 SAME = ("max_tokens", "temperature", "top_p")
 HANDLED = frozenset("model messages system stream stop_sequences tools tool_choice".split())
 IGNORED = frozenset("metadata thinking service_tier cache_control".split())
+"""Hints that change no meaning."""
 
 
 class UnmappableError(Exception):
