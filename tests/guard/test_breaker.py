@@ -2,10 +2,13 @@
 tokens a second, and beside them nothing."""
 
 from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness import Served, body, serve
+from sublimate.config import EdgeSettings
 from sublimate.guard.breaker import (
     FEW,
     REQUEST_TOKENS,
@@ -200,8 +203,6 @@ def metrics(served: Served) -> dict[str, float]:
 def test_a_server_refuses_at_once_and_says_when_to_come_back() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from sublimate.config import EdgeSettings
-
     cost = {"step_ps": 0, "decode_row_ps": 0, "prompt_row_ps": 1_000_000_000}
     settings = EdgeSettings(first_token_target=0.2)
     with (
@@ -225,6 +226,15 @@ def test_a_server_refuses_at_once_and_says_when_to_come_back() -> None:
         assert found["sublimate_breaker_sheds_total"] == len(refused)
         assert found["sublimate_prompt_tokens_reserved"] == 0, "what ended holds nothing"
         assert served.message().status_code == 200
+
+
+def test_the_queue_is_full_of_what_any_edge_has_sent() -> None:
+    settings = EdgeSettings(queue_max=7)
+    with serve(settings=settings) as served:
+        engine: Any = served.server.engine
+        for waiting, status in ((6, 200), (7, 529), (0, 200)):
+            engine.prefixes = SimpleNamespace(load=lambda told=waiting: {"waiting": told})
+            assert served.message().status_code == status
 
 
 def test_an_event_may_be_told_with_the_time_of_an_earlier_look() -> None:

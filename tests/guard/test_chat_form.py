@@ -83,6 +83,12 @@ def test_what_has_no_counterpart_is_not_asked(more: dict[str, Any]) -> None:
         chat_request({**body(user("hello")), **more}, "m")
 
 
+def test_texts_side_by_side_are_joined_as_for_an_engine_here() -> None:
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = chat_request(body(user(texts), system=texts), "m")
+    assert [message["content"] for message in asked["messages"]] == ["a\nb", "a\nb"]
+
+
 def test_a_tool_that_failed_is_told_as_templates_tell_it() -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "no such city"}
     told = [

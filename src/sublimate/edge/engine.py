@@ -204,7 +204,7 @@ class EngineLink:
         running_max = _core.LIMITS["SEQUENCES_MAX"]
         if (
             self._client.in_flight + self._masks.waiting < running_max + queue_max
-            and stats["waiting"] < queue_max
+            and self._waiting(stats) < queue_max
         ):
             return
         decision = decide(
@@ -216,6 +216,11 @@ class EngineLink:
         if decision.target == "refuse":
             error.shed_reason = decision.reason
         raise error
+
+    def _waiting(self, stats: dict[str, int]) -> int:
+        """Requests that wait in the engine, whichever edge has sent them."""
+        everybodys = 0 if self.prefixes is None else self.prefixes.load()["waiting"]
+        return max(stats["waiting"], everybodys)
 
     def headroom(self, stats: dict[str, int], *, queue_is_open: bool = True) -> Headroom:
         """What a new request can have, of the engine's figures."""

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import msgspec
 
+from ..model.turns import BLOCK_SEPARATOR
+
 Json = dict[str, Any]
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 TOKENS_MAX = (1 << 31) - 1
@@ -67,7 +69,7 @@ def _text(content: Any) -> str:
     blocks = _list(content, "content")
     if any(block.get("type") != "text" for block in blocks):
         raise UnmappableError("content")
-    return "\n".join(_string(block.get("text", "")) for block in blocks)
+    return BLOCK_SEPARATOR.join(_string(block.get("text", "")) for block in blocks)
 
 
 def _messages(message: Json) -> list[Json]:
@@ -97,7 +99,7 @@ def _messages(message: Json) -> list[Json]:
                 raise UnmappableError(str(kind))
     if parts or calls:
         only_text = all(part["type"] == "text" for part in parts)
-        shown: Any = "".join(part["text"] for part in parts) if only_text else parts
+        shown: Any = BLOCK_SEPARATOR.join(part["text"] for part in parts) if only_text else parts
         spoken: Json = {"role": role, "content": (shown or None) if calls else shown}
         found.append({**spoken, "tool_calls": calls} if calls else spoken)
     return found
