@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from simulated_gpu import GpuFile
 from sublimate.cli.output import run_guarded
 from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.guard.engine_watch import EngineWatch
-from sublimate.supervisor.fleet import Launch
+from sublimate.supervisor.launch import Launch
 from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
 from sublimate.supervisor.supervise import Supervisor
 
@@ -40,7 +42,13 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         socks = bind_each("127.0.0.1", 0, int(given.get("workers", "1")))
         each = tuple(WorkerSockets(stack.enter_context(sock)) for sock in socks)
-        return Supervisor(launch, Listeners(each), reporter).run()
+
+        def relaunch() -> Launch:
+            """Another script counts as another model."""
+            changed_ns = Path(sys.argv[1]).stat().st_mtime_ns
+            return msgspec.structs.replace(launch, model_stamp=(changed_ns,))
+
+        return Supervisor(relaunch(), Listeners(each), reporter, relaunch).run()
 
 
 if __name__ == "__main__":

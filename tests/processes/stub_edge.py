@@ -16,6 +16,7 @@ from sublimate.control import channel
 from sublimate.control.child import enter_child
 
 ANSWER_SECONDS = 5.0
+NO_ENGINE = -1
 
 
 class StubEdge:
@@ -27,7 +28,7 @@ class StubEdge:
         self.client: _core.EdgeClient | None = None
         self.state: dict[str, object] = {"edge_pid": os.getpid(), "ups": 0, "losses": 0}
         self.state["reloads"] = 0
-        self.pair = 0
+        self.pair, self.engine = 0, NO_ENGINE
         self.flags = os.environ.get("STUB_EDGE_FLAGS", "")
 
     def run(self) -> None:
@@ -49,13 +50,15 @@ class StubEdge:
                 self.listen = socket.socket(fileno=fds[0])
                 self.listen.setblocking(False)
                 self.control.send(channel.EdgeReady(info={"template": "stub"}))
-            case channel.EngineUp(edge=pair):
-                self.pair = pair
+            case channel.EngineUp(edge=pair, engine=engine):
+                self.pair, self.engine = pair, engine
                 region = _core.Region.attach(*fds[:3])
                 for fd in fds:
                     os.close(fd)
                 self.client = _core.EdgeClient(region, None)
                 self.state["ups"] = int(str(self.state["ups"])) + 1
+            case channel.EngineLost(engine=engine) if self.engine not in (engine, NO_ENGINE):
+                pass  # the one that a reload has replaced
             case channel.EngineLost(reason=reason):
                 self.client = None
                 self.state["losses"] = int(str(self.state["losses"])) + 1
@@ -65,6 +68,8 @@ class StubEdge:
                 self.state["health"] = [health, fault]
             case channel.Reload():
                 self.state["reloads"] = int(str(self.state["reloads"])) + 1
+            case channel.EngineLeaving(engine=engine):
+                self.control.send(channel.EngineIdle(engine=engine))
             case channel.Drain():
                 if "ignore-drain" not in self.flags:
                     self.control.send(channel.Drained())

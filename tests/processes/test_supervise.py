@@ -220,7 +220,9 @@ def test_a_region_that_the_edge_cannot_use_is_replaced(server: Server) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("stay",)], ids=str)
-def test_a_reload_that_fails_is_tried_again(script: Path, flags: tuple[str, ...]) -> None:
+def test_an_engine_that_cannot_load_again_is_tried_until_it_can(
+    script: Path, flags: tuple[str, ...]
+) -> None:
     with Server(command(script, *flags)) as server:
         server.ready()
         script.write_text("{}")
@@ -233,14 +235,45 @@ def test_a_reload_that_fails_is_tried_again(script: Path, flags: tuple[str, ...]
         assert server.get("/run")["ids"] == [7, 8, 9, 2]
 
 
-def test_a_process_that_cannot_be_started_again_is_tried_again(script: Path) -> None:
-    """No descriptor is left for its control channel; then there are some again."""
+def test_a_reload_that_fails_changes_nothing_and_the_next_one_brings_another_model(
+    script: Path,
+) -> None:
+    with Server(command(script)) as server:
+        server.ready()
+        before = server.children()
+        loaded_ns = script.stat().st_mtime_ns
+        script.write_text("{}")
+        server.signal(signal.SIGUSR2)
+        assert "not valid" in server.event("reloaded")["failure"]
+        wait_until(lambda: server.pids() == {ENGINE: [before[ENGINE]], EDGE: [before[EDGE]]})
+        assert server.get("/run")["ids"] == [7, 8, 9, 2]
+        script.write_text(SCRIPT)
+        os.utime(script, ns=(loaded_ns, loaded_ns))
+        server.signal(signal.SIGUSR2)
+        assert server.event("reloaded")["failure"] == ""
+        assert server.children()[ENGINE] == before[ENGINE], "it has what is asked for"
+        script.write_text(SCRIPT.replace("[7,8,9]", "[20,21]"))
+        server.signal(signal.SIGUSR2)
+        assert server.event("reloaded")["failure"] == ""
+        state = server.get("/run")
+        assert state["ids"] == [20, 21, 2] and state["ups"] == 1, "of one engine it was told"
+        assert not set(server.children().values()) & set(before.values())
+
+
+@pytest.mark.parametrize("spare", [None, 5, 7])
+def test_a_process_that_cannot_be_started_again_is_tried_again(
+    script: Path, spare: int | None
+) -> None:
+    """No descriptor is left for its control channel, or some for that and too few for what comes
+    with it; then there are enough again."""
     with Server(command(script)) as server:
         server.ready()
         pid = server.process.pid
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         engine, edge = server.children()[ENGINE], server.children()[EDGE]
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        open_now = max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1
+        lowest = 3 if spare is None else open_now - spare
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, limits[1]))
         for child in (engine, edge):
             os.kill(child, signal.SIGKILL)
         wait_until(lambda: "cannot be started" in server.event("lost")["why"])

@@ -16,9 +16,10 @@ from sublimate.engine.inprocess import Engine
 from sublimate.engine.script import Script
 from sublimate.errors import EngineError
 from sublimate.supervisor import members
-from sublimate.supervisor.fleet import Fleet, Launch
+from sublimate.supervisor.fleet import Fleet
+from sublimate.supervisor.launch import Launch
 from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
-from sublimate.supervisor.members import EngineMember, Member
+from sublimate.supervisor.members import EdgeMember, EngineMember, Member
 from sublimate.supervisor.reporter import SilentReporter
 from sublimate.supervisor.rolling import Rolling
 from sublimate.supervisor.shared_weights import SharedWeights
@@ -342,7 +343,7 @@ def test_an_edge_that_restarts_meanwhile_has_nothing_with_an_engine_that_leaves(
     running.all_up()
     fleet = running.fleet
     old, edge = fleet.engines[0], fleet.edges[1]
-    rolling = Rolling(fleet, with_engines=True)
+    rolling = Rolling(fleet, launch(threads=1))
     rolling.step()
     running.load(fleet.engines[-1])
     rolling.step()
@@ -354,3 +355,93 @@ def test_an_edge_that_restarts_meanwhile_has_nothing_with_an_engine_that_leaves(
     rolling.step()
     fleet.serve()
     assert old not in fleet.engines, "nobody else is waited for"
+
+
+def attached(running: Running, engine: EngineMember) -> int:
+    return sum(isinstance(message, channel.Attach) for message in running.child(engine).told)
+
+
+def come_up(running: Running) -> None:
+    """Whoever comes is ready."""
+    for engine in [one for one in running.fleet.engines if one.role == "coming"]:
+        running.load(engine)
+    for edge in [one for one in running.fleet.edges if one.role == "coming"]:
+        running.listen(edge)
+
+
+def go(running: Running) -> None:
+    """Whoever leaves has nothing left to do."""
+    fleet = running.fleet
+    for edge in [one for one in fleet.edges if one.role == "leaving"]:
+        running.hear(edge, channel.Drained())
+    for engine in [one for one in fleet.engines if one.role == "leaving"]:
+        for edge in list(fleet.edges):
+            running.hear(edge, channel.EngineIdle(engine=engine.number))
+    running.turn()
+    running.turn()
+
+
+def test_another_model_is_served_by_pairs_of_its_own(running: Running) -> None:
+    running.all_up()
+    fleet = running.fleet
+    first = [*fleet.engines, *fleet.edges]
+    running.next_launch = lambda: launch("/b.gguf")
+    running.supervisor._begin_reload()
+    for worker in range(WORKERS):
+        engine, edge = fleet.engines[-1], fleet.edges[-1]
+        assert engine.role == edge.role == "coming" and engine.worker == edge.worker == worker
+        assert running.child(edge).last(channel.Start).model_path == "/b.gguf"
+        come_up(running)
+        running.turn()
+        # One edge comes while the one before it has its own; the old ones have nothing with it.
+        assert attached(running, engine) == worker + 1
+        old = [one for one in first if one.worker == worker]
+        assert [one.role for one in old] == ["serving", "leaving"], "the edge first"
+        running.end(first[WORKERS - 1])  # an old engine that crashes now is the old one again
+        fleet.act_on_time()
+        load = running.child(first[WORKERS - 1]).last(channel.Load)
+        assert load.model_path == "/a.gguf"
+        running.load(first[WORKERS - 1])
+        go(running)
+        assert old[1] not in fleet.members and old[0].role == "leaving"
+        go(running)
+        assert not set(old) & set(fleet.members)
+    assert running.reporter.reloads == [""] and len(fleet.members) == 2 * WORKERS
+    assert fleet.is_up() and fleet.launch.model_path == "/b.gguf"
+    running.end(fleet.edges[0])
+    fleet.act_on_time()
+    running.listen(fleet.edges[0])
+    assert fleet.is_up()
+
+
+def test_a_reload_that_failed_leaves_nothing_in_force(running: Running) -> None:
+    running.all_up()
+    fleet = running.fleet
+    running.next_launch = lambda: launch("/b.gguf")
+    running.supervisor._begin_reload()
+    come_up(running)
+    running.turn()
+    go(running)
+    go(running)
+    engine, edge = fleet.engines[-1], fleet.edges[-1]
+    assert engine.role == edge.role == "coming" and edge.worker == 1
+    running.hear(engine, channel.Failed(message="no memory"))
+    running.end(engine)
+    running.turn()
+    assert "no memory" in running.reporter.reloads[0]
+    fleet.serve()
+    assert edge not in fleet.edges, "it has no engine of its model"
+    assert fleet.launch is running.launch
+    models = {member.worker: member.launch.model_path for member in fleet.members}
+    assert models == {0: "/b.gguf", 1: "/a.gguf"} and len(fleet.members) == 2 * WORKERS
+    for member in fleet.members:
+        running.end(member)
+    fleet.act_on_time()
+    running.all_up()
+    models = {one.worker: running.child(one).last(channel.Start).model_path for one in fleet.edges}
+    assert models == {0: "/b.gguf", 1: "/a.gguf"}
+    # Back to the first model: what was replaced differs from it, though the settings never did.
+    running.next_launch = lambda: running.launch
+    running.supervisor._begin_reload()
+    kinds = [(one.worker, type(one)) for one in fleet.members if one.role == "coming"]
+    assert kinds == [(0, EngineMember), (0, EdgeMember)]

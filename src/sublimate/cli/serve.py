@@ -26,7 +26,7 @@ from ..errors import ConfigError, ExitCode, ModelError
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
 from ..model.files import ModelFile, fetch
-from ..supervisor.fleet import EDGE_MODULE, Launch
+from ..supervisor.launch import EDGE_MODULE, Launch
 from ..supervisor.listen import Listeners, WorkerSockets, bind, bind_each, bind_udp_each, hold
 from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import Supervisor

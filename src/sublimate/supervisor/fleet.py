@@ -8,7 +8,7 @@
 
 One's end touches its own pairs alone. On the supervisor's thread.
 
-defines: EDGE_MODULE, Launch, Fleet
+defines: Fleet
 """
 
 from __future__ import annotations
@@ -16,57 +16,25 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from .. import _core
-from ..config import Settings
 from ..control import channel
 from ..control.child import spawn
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
-from ..guard.engine_watch import EngineWatch
 from .cores import Share, share_machine
 from .kernel_memory import KernelMemory
+from .launch import Launch
 from .listen import Listeners, address_url
 from .members import EdgeMember, EngineMember, Member, Role
 from .pairs import Pair, Pairs
 from .reporter import Reporter
 from .shared_weights import SharedWeights
 
-EDGE_MODULE = "sublimate.edge"
 SECRET_BYTES = 32
 PREFIX_SECRET_MAX = (1 << 64) - 1
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What members are started with; another one after `sublimate reload`."""
-
-    settings: Settings
-    model_path: str
-    model_name: str
-    edge_module: str
-    model_stamp: tuple[int, ...] = ()
-    """Tells one file at that path from another."""
-    make_watch: Callable[[], EngineWatch] | None = None
-    """For tests; None: as the settings say."""
-
-    def watch(self) -> EngineWatch:
-        """Of one engine."""
-        server = self.settings.server
-        if self.make_watch is not None:
-            return self.make_watch()
-        return EngineWatch(server.watchdog_seconds, server.gpu_temperature_max)
-
-    def __post_init__(self) -> None:
-        if not self.model_path or not self.edge_module:
-            raise ValueError("a model and what serves it are to be named")
-
-    def loads_otherwise(self, other: Launch) -> bool:
-        """An engine started with this is another one."""
-        mine = self.settings.engine, self.model_path, self.model_stamp
-        return mine != (other.settings.engine, other.model_path, other.model_stamp)
 
 
 class Fleet:
@@ -74,6 +42,7 @@ class Fleet:
 
     def __init__(self, launch: Launch, listeners: Listeners, reporter: Reporter) -> None:
         self.launch = launch
+        """Of who is added; a member that is started again is what it was."""
         self.engines: list[EngineMember] = []
         self.edges: list[EdgeMember] = []
         self.failure: SublimateError | None = None
@@ -122,7 +91,7 @@ class Fleet:
 
     def add_engine(self, worker: int, role: Role = "serving") -> EngineMember:
         name = self._name("engine", worker)
-        engine = EngineMember(self._engines_made, worker, name, self.launch.watch())
+        engine = EngineMember(self._engines_made, worker, name, self.launch)
         self._engines_made += 1
         engine.role = role
         self.engines.append(engine)
@@ -135,7 +104,7 @@ class Fleet:
         if number >= _core.LIMITS["EDGES_MAX"]:
             raise RuntimeError("an engine serves no more edges")
         name = self._name("edge", worker)
-        edge = EdgeMember(number, worker, name, self.launch.edge_module)
+        edge = EdgeMember(number, worker, name, self.launch)
         edge.role = role
         self.edges.append(edge)
         self._start_edge(edge)
@@ -229,7 +198,7 @@ class Fleet:
         weights = self._weights_for(engine)
         if not weights.may_load(engine):
             return
-        launch = self.launch
+        launch = engine.launch
         settings = launch.settings.engine
         share = self._shares[engine.worker]
         if share.threads and not settings.threads:
@@ -353,7 +322,7 @@ class Fleet:
     def _start_edge(self, edge: EdgeMember) -> None:
         if not self._start(edge):
             return
-        launch = self.launch
+        launch = edge.launch
         sockets = self._listeners.workers[edge.worker]
         start = channel.Start(
             settings=launch.settings.edge,
@@ -528,7 +497,8 @@ class Fleet:
         verdict = engine.watch.verdict
         health = channel.Health(engine=engine.number, state=verdict.state, fault=verdict.fault)
         for edge in edges:
-            edge.child.send(health)
+            if edge.launch.model == engine.launch.model:
+                edge.child.send(health)
 
     def _report_ready(self) -> None:
         if any(pair.is_up and pair.edge.info is not None for pair in self._pairs):

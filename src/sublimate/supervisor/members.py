@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from ..control import channel
-from ..guard.engine_watch import EngineWatch
+from .launch import Launch
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ Role = Literal["serving", "coming", "leaving"]
 class Member:
     """What both kinds have."""
 
-    def __init__(self, worker: int, name: str, module: str, incoming: Any) -> None:
-        """worker: its number, 0 for the first; name: for people."""
+    def __init__(self, worker: int, name: str, module: str, incoming: Any, launch: Launch) -> None:
+        """worker: its number, 0 for the first; name: for people; launch: each time it starts."""
         if worker < 0:
             raise ValueError("workers are counted from 0")
         self.worker = worker
         self.name = name
+        self.launch = launch
         self.child = Worker(name, module, incoming)
         self.role: Role = "serving"
         self.info: dict[str, Any] | None = None
@@ -46,9 +47,9 @@ class Member:
 class EngineMember(Member):
     """One engine."""
 
-    def __init__(self, number: int, worker: int, name: str, watch: EngineWatch) -> None:
+    def __init__(self, number: int, worker: int, name: str, launch: Launch) -> None:
         """number: unlike that of any other engine before it; edges know it by this."""
-        super().__init__(worker, name, ENGINE_MODULE, channel.FromEngine)
+        super().__init__(worker, name, ENGINE_MODULE, channel.FromEngine, launch)
         if number < 0:
             raise ValueError("engines are counted from 0")
         self.number = number
@@ -61,7 +62,7 @@ class EngineMember(Member):
         self.prefixes: _core.PrefixTable | None = None
         self.failed: channel.Failed | None = None
         """It cannot start, and will not be tried again."""
-        self.watch = watch
+        self.watch = launch.watch()
         self.watched: Pair | None = None
         """In whose region its heartbeat is looked at."""
         self.look_at_seconds: float | None = None
@@ -96,9 +97,9 @@ class EngineMember(Member):
 class EdgeMember(Member):
     """One edge."""
 
-    def __init__(self, number: int, worker: int, name: str, module: str) -> None:
+    def __init__(self, number: int, worker: int, name: str, launch: Launch) -> None:
         """number: unlike that of any other edge that runs; siblings know it by this."""
-        super().__init__(worker, name, module, channel.FromEdge)
+        super().__init__(worker, name, launch.edge_module, channel.FromEdge, launch)
         if number < 0:
             raise ValueError("edges are counted from 0")
         self.number = number

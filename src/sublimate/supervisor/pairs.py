@@ -1,4 +1,4 @@
-"""The regions between engines and edges: every engine has one with every edge.
+"""The regions between engines and edges: every engine has one with every edge of its model.
 
     make:     fresh Region -> Attach to the engine
     complete: Attached -> EngineUp to the edge
@@ -57,15 +57,23 @@ class Pairs:
         return [pair for pair in self._pairs.values() if pair.edge is edge]
 
     def are_up(self, engines: list[EngineMember], edges: list[EdgeMember]) -> bool:
-        """Each of these with each of those."""
-        made = [self._pairs.get((engine, edge)) for engine in engines for edge in edges]
+        """Each of these with each of those that serve the same model."""
+        made = [
+            self._pairs.get((engine, edge))
+            for engine in engines
+            for edge in edges
+            if engine.launch.model == edge.launch.model
+        ]
         return all(pair is not None and pair.is_up for pair in made)
 
     def make(self, engine: EngineMember, edge: EdgeMember) -> Pair | None:
-        """A fresh region for an engine and an edge that live now; None if one of them does not.
-        Raises CoreError where there is no memory for it; then the pair is there without one."""
+        """A fresh region for an engine and an edge that live now; None if one of them does not,
+        or they serve different models. Raises CoreError where there is no memory for it; then the
+        pair is there without one."""
         if engine.role == "leaving":
             raise ValueError("one that leaves begins nothing")
+        if engine.launch.model != edge.launch.model:
+            return None  # to that engine the edge's token ids would be another text
         pair = self._pairs.setdefault((engine, edge), Pair(engine, edge))
         self.drop(pair)
         if engine.info is None or not edge.child.alive:

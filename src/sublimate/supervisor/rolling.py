@@ -5,7 +5,11 @@
     edge: a new one starts -> a pair with each engine -> it listens on the same sockets -> the old
         one accepts nothing more, serves what it has, tells its clients to go -> Stop
 
-If the one that comes does not get so far, the old one stays and the reload ends there.
+Where the model has changed both of a worker come together and take over together, for an engine and
+an edge of different models have no pair: a text's token ids are the model's own.
+
+If what comes does not get so far, the old ones stay and the reload ends there: who was replaced by
+then stays so, and the next reload goes by what each one was started with.
 
 defines: Rolling
 """
@@ -13,10 +17,14 @@ defines: Rolling
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from ..control import channel
 from .fleet import Fleet
-from .members import EdgeMember, EngineMember
+from .launch import Launch
+from .members import EdgeMember, EngineMember, Member
+
+Kind = Literal["engine", "edge"]
 
 ENGINE_SECONDS_MAX = 600.0
 """To load a model anew; then the old one stays."""
@@ -28,9 +36,13 @@ GRACE_SECONDS = 1.0
 class Rolling:
     """One reload. `step` is called whenever something has happened, until `is_over`."""
 
-    def __init__(self, fleet: Fleet, *, with_engines: bool) -> None:
+    def __init__(self, fleet: Fleet, launch: Launch) -> None:
+        """launch: of those that come."""
         if fleet.is_replacing:
             raise ValueError("one reload at a time")
+        workers = sorted({edge.worker for edge in fleet.edges})
+        if not workers:
+            raise ValueError("there is a worker to replace")
         fleet.is_replacing = True
         self.failure = ""
         """Why it ended before its time."""
@@ -38,93 +50,111 @@ class Rolling:
         self.deadline_seconds: float | None = None
         """Of the present step."""
         self._fleet = fleet
-        workers = sorted({edge.worker for edge in fleet.edges})
-        if not workers:
-            raise ValueError("there is a worker to replace")
-        kinds = ("engine", "edge") if with_engines else ("edge",)
-        self._left = [(kind, worker) for worker in workers for kind in kinds]
-        self._coming: EngineMember | EdgeMember | None = None
-        self._leaving: EngineMember | EdgeMember | None = None
+        self._launch_before, fleet.launch = fleet.launch, launch
+        self._left = [(worker, kinds) for worker in workers for kinds in self._steps(worker)]
+        self._coming: list[Member] = []
+        """They take over together."""
+        self._leaving: list[Member] = []
+        """One after the other."""
+
+    def _steps(self, worker: int) -> list[tuple[Kind, ...]]:
+        """What is replaced there, by what serves there now."""
+        fleet, launch = self._fleet, self._fleet.launch
+        engines = [engine for engine in fleet.engines if engine.worker == worker]
+        serving = [*engines, *(edge for edge in fleet.edges if edge.worker == worker)]
+        if any(member.launch.model != launch.model for member in serving):
+            return [("engine", "edge")]
+        if any(launch.loads_otherwise(engine.launch) or engine.failed for engine in engines):
+            return [("engine",), ("edge",)]
+        return [("edge",)]
 
     def step(self) -> None:
         """Whatever can be done now."""
         if self.is_over:
             return
-        if self._leaving is not None:
-            self._follow_leaving(self._leaving)
-        elif self._coming is not None:
-            self._follow_coming(self._coming)
-        if self._coming is None and self._leaving is None and not self.is_over:
+        if self._leaving:
+            self._follow_leaving(self._leaving[0])
+        elif self._coming:
+            self._follow_coming()
+        if not self._coming and not self._leaving and not self.is_over:
             self._next()
 
     def _next(self) -> None:
         if not self._left:
             self._end("")
             return
-        kind, worker = self._left.pop(0)
-        now = time.monotonic()
-        if kind == "engine":
-            self.deadline_seconds = now + ENGINE_SECONDS_MAX
-            self._coming = self._fleet.add_engine(worker, "coming")
-        else:
-            self.deadline_seconds = now + EDGE_SECONDS_MAX
-            self._coming = self._fleet.add_edge(worker, "coming")
+        worker, kinds = self._left.pop(0)
+        limit = ENGINE_SECONDS_MAX if "engine" in kinds else EDGE_SECONDS_MAX
+        self.deadline_seconds = time.monotonic() + limit
+        if "engine" in kinds:
+            self._coming.append(self._fleet.add_engine(worker, "coming"))
+        if "edge" in kinds:
+            self._coming.append(self._fleet.add_edge(worker, "coming"))
 
-    def _follow_coming(self, coming: EngineMember | EdgeMember) -> None:
+    def _follow_coming(self) -> None:
         fleet = self._fleet
-        if coming not in fleet.members:
-            why = coming.said if isinstance(coming, EngineMember) else ""
-            self._end(f"The new {coming.name} could not start{': ' if why else '.'}{why}")
-            return
+        for coming in self._coming:
+            if coming not in fleet.members:
+                why = coming.said if isinstance(coming, EngineMember) else ""
+                self._give_up(f"The new {coming.name} could not start{': ' if why else '.'}{why}")
+                return
         if self._is_late():
-            coming.child.kill()
-            self._end(f"The new {coming.name} was not ready in time.")
+            late = next((one for one in self._coming if one.info is None), self._coming[0])
+            self._give_up(f"The new {late.name} was not ready in time.")
             return
-        if not fleet.is_up(coming):
+        if not fleet.is_up(*self._coming):
             return
-        same = fleet.engines if isinstance(coming, EngineMember) else fleet.edges
-        old = [each for each in same if each.worker == coming.worker and each.role == "serving"]
-        coming.role = "serving"
-        self._coming = None
+        kinds = {type(coming) for coming in self._coming}
+        worker = self._coming[0].worker
+        serving = [one for one in fleet.members if one.worker == worker and one.role == "serving"]
+        old = [one for one in serving if type(one) in kinds]
+        for coming in self._coming:
+            coming.role = "serving"
+        self._coming = []
         self.deadline_seconds = None
-        for each in old:
-            self._leave(each)
+        # An edge still has something with its engine.
+        self._leaving = sorted(old, key=lambda one: isinstance(one, EngineMember))
+        if self._leaving:
+            self._leave(self._leaving[0])
 
-    def _leave(self, member: EngineMember | EdgeMember) -> None:
+    def _give_up(self, why: str) -> None:
+        for coming in self._coming:
+            coming.child.kill()
+        self._end(why)
+
+    def _leave(self, member: Member) -> None:
         fleet = self._fleet
-        if self._leaving is not None:
-            raise RuntimeError("one leaves at a time")
-        seconds = fleet.launch.settings.edge.drain_seconds
+        seconds = member.launch.settings.edge.drain_seconds
         member.role = "leaving"
         member.child.restart_at_seconds = None
         self.deadline_seconds = time.monotonic() + seconds + GRACE_SECONDS
-        self._leaving = member
         if isinstance(member, EdgeMember):
             told = member.child.send(channel.Drain(seconds=seconds, serves=True))
             member.is_drained = not told
-            return
-        for edge in fleet.edges:
-            if not edge.child.send(channel.EngineLeaving(engine=member.number)):
-                member.idle_edges.add(edge.number)
+        elif isinstance(member, EngineMember):
+            for edge in fleet.edges:
+                if not edge.child.send(channel.EngineLeaving(engine=member.number)):
+                    member.idle_edges.add(edge.number)
 
-    def _follow_leaving(self, leaving: EngineMember | EdgeMember) -> None:
+    def _follow_leaving(self, leaving: Member) -> None:
         fleet = self._fleet
-        if leaving not in fleet.members:
-            self._leaving = None
+        if leaving in fleet.members and leaving.child.alive:
+            if self._is_done(leaving) or self._is_late():
+                self.deadline_seconds = None
+                leaving.child.stop()
             return
-        if not leaving.child.alive:  # it was waiting to be started again
+        if leaving in fleet.members:  # it was waiting to be started again
             fleet.remove(leaving)
-            self._leaving = None
-            return
+        self._leaving.pop(0)
+        if self._leaving:
+            self._leave(self._leaving[0])
+
+    def _is_done(self, leaving: Member) -> bool:
+        """Nothing is in flight there any more."""
         if isinstance(leaving, EdgeMember):
-            is_done = leaving.is_drained
-        else:
-            is_done = leaving.idle_edges >= {
-                edge.number for edge in fleet.edges if edge.child.alive
-            }
-        if is_done or self._is_late():
-            self.deadline_seconds = None
-            leaving.child.stop()
+            return leaving.is_drained
+        alive = {edge.number for edge in self._fleet.edges if edge.child.alive}
+        return isinstance(leaving, EngineMember) and leaving.idle_edges >= alive
 
     def _is_late(self) -> bool:
         return self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds
@@ -134,3 +164,5 @@ class Rolling:
         self.is_over = True
         self.deadline_seconds = None
         self._fleet.is_replacing = False
+        if failure:
+            self._fleet.launch = self._launch_before

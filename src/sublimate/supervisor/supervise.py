@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 from ..control import channel
 from ..errors import ExitCode, SublimateError
-from .fleet import Fleet, Launch
+from .fleet import Fleet
+from .launch import Launch
 from .listen import Listeners
 from .reporter import Reporter
 from .rolling import Rolling
@@ -132,14 +133,12 @@ class Supervisor:
         fleet = self._fleet
         if self._rolling is not None or fleet.is_ending or not fleet.was_ready:
             return
-        old = fleet.launch
         try:
-            launch = self._relaunch() if self._relaunch is not None else old
+            launch = self._relaunch() if self._relaunch is not None else fleet.launch
         except (SublimateError, OSError) as error:
             self._reporter.reloaded(str(error))
             return
-        fleet.launch = launch
-        self._rolling = Rolling(fleet, with_engines=launch.loads_otherwise(old))
+        self._rolling = Rolling(fleet, launch)
         self._rolling.step()
 
     def _roll(self) -> None:
