@@ -52,9 +52,9 @@ def prompts_of(served: Served) -> Iterator[list[list[int]]]:
     given_to: list[list[int]] = []
     submit = engine.submit
 
-    def spied(request: Any, listener: Any, queue_max: int) -> Any:
+    def spied(request: Any, *more: Any) -> Any:
         given_to.append(request.ids.tolist())
-        return submit(request, listener, queue_max)
+        return submit(request, *more)
 
     engine.submit = spied
     try:
