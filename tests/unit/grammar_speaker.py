@@ -10,14 +10,9 @@ import numpy as np
 
 from sublimate.grammar.constraint import Constraint
 from sublimate.grammar.matcher import Matcher
-from sublimate.model.tokenizer import (
-    TYPE_CONTROL,
-    TYPE_NORMAL,
-    TYPE_USER_DEFINED,
-    Tokenizer,
-    byte_characters,
-    tokenizer_from_metadata,
-)
+from sublimate.model.byte_level import byte_characters
+from sublimate.model.tokenizer import Tokenizer, tokenizer_from_metadata
+from sublimate.model.vocabulary import TokenType
 from tiny_model import tiny_metadata
 
 # Tokens across the borders of markers, of JSON and of both, as real vocabularies have them.
@@ -55,8 +50,8 @@ def speaker_tokenizer(control: tuple[str, ...] = (), defined: tuple[str, ...] = 
     types: list[int] = list(metadata["tokenizer.ggml.token_type"])
     for text in (text for text in LONG if text not in (*control, *defined)):
         tokens.append("".join(table[byte] for byte in text.encode()))
-        types.append(TYPE_NORMAL)
-    for kind, texts in ((TYPE_CONTROL, control), (TYPE_USER_DEFINED, defined)):
+        types.append(TokenType.NORMAL)
+    for kind, texts in ((TokenType.CONTROL, control), (TokenType.USER_DEFINED, defined)):
         tokens += texts
         types += [kind] * len(texts)
     metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"] = tokens, types

@@ -7,8 +7,8 @@ begins with the loop's own prices (core/loop/cost.h), measured at the warm-up; w
 up it is observed, so that it holds whatever else the engine and the machine do.
 
 Without a target of the operator's it is relative: what the requests that just saturate the engine
-need together. While only a few wait nothing is refused: a person alone with the server never meets
-the breaker, nor does a batch that an engine computes well.
+need together. While no more wait than can run at once nothing is refused: neither a person alone
+with the server nor a full batch meets the breaker.
 
 With several tenants the ones that have reserved the most are refused first: what is within a
 tenant's equal share of the target is taken, whatever the others have.
@@ -125,8 +125,9 @@ class Breaker:
             raise ValueError("a prompt has tokens, and no target lies in the past")
         self._pass_time(now_seconds)
         tokens = prompt_tokens + REQUEST_TOKENS
-        # An operator's target is kept, but for the few of a person who has the server alone.
-        tolerated = FEW if target_seconds else SATURATING_MIN
+        # An operator's target is kept, but for the few of a person who has the server alone. Without
+        # one a batch may always come at once that fills all the rows.
+        tolerated = FEW if target_seconds else SATURATING_MAX
         limit_seconds = target_seconds or self.target_seconds
         wait_seconds = self.wait_seconds(tokens)
         if len(self._reserved) < tolerated or wait_seconds <= limit_seconds:
