@@ -125,8 +125,8 @@ class Breaker:
             raise ValueError("a prompt has tokens, and no target lies in the past")
         self._pass_time(now_seconds)
         tokens = prompt_tokens + REQUEST_TOKENS
-        # An operator's target is kept, but for the few of a person who has the server alone. Without
-        # one a batch may always come at once that fills all the rows.
+        # An operator's target is kept, but for the few of a person who has the server alone.
+        # Without one a batch may always come at once that fills all the rows.
         tolerated = FEW if target_seconds else SATURATING_MAX
         limit_seconds = target_seconds or self.target_seconds
         wait_seconds = self.wait_seconds(tokens)
