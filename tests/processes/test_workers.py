@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 import urllib.request
@@ -126,28 +127,47 @@ async def steady_load(url: str, until: asyncio.Event) -> list[Stream]:
     return ended
 
 
+async def reload_under_load(server: Server) -> list[Stream]:
+    until = asyncio.Event()
+    load = asyncio.create_task(steady_load(server.url, until))
+    await asyncio.sleep(0.2)
+    server.signal(signal.SIGUSR2)
+    event = await asyncio.to_thread(server.event, "reloaded", 60.0)
+    assert event["failure"] == ""
+    await asyncio.sleep(0.2)
+    until.set()
+    return await load
+
+
 def test_a_reload_replaces_every_edge_and_loses_no_request(server: Server) -> None:
     before = server.pids()
-
-    async def reload_under_load() -> list[Stream]:
-        until = asyncio.Event()
-        load = asyncio.create_task(steady_load(server.url, until))
-        await asyncio.sleep(0.2)
-        server.signal(signal.SIGUSR2)
-        event = await asyncio.to_thread(server.event, "reloaded", 60.0)
-        assert event["failure"] == ""
-        await asyncio.sleep(0.2)
-        until.set()
-        return await load
-
     begin = time.monotonic()
-    streams = asyncio.run(reload_under_load())
+    streams = asyncio.run(reload_under_load(server))
     assert len(streams) > 20
     assert [stream.status for stream in streams if not stream.whole] == []
     after = server.pids()
     assert after[ENGINE] == before[ENGINE], "nothing of theirs has changed"
     assert set(after[EDGE]).isdisjoint(before[EDGE]) and len(after[EDGE]) == WORKERS
     print(f"reload took {time.monotonic() - begin:.1f} s, {len(streams)} requests, none lost")
+
+
+def test_a_reload_to_another_model_replaces_everything_and_loses_no_request(
+    server: Server, tmp_path: Path
+) -> None:
+    """Only the file's time changes here: what is asked is told by its stamp."""
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(fetch("default", cache_folder(Settings())).path, model)
+    script, flags = str(server.data / "script.json"), ("--grpc", "off", "--no-kernel-state")
+    more = ("--workers", str(WORKERS), "--drain-seconds", "20", "--data-dir", str(tmp_path))
+    with serving("--model", str(model), "--script", script, *flags, *more) as running:
+        running.ready()
+        before = running.pids()
+        os.utime(model, (1, 1))
+        streams = asyncio.run(reload_under_load(running))
+        assert [stream.status for stream in streams if not stream.whole] == []
+        after = running.pids()
+        for module in (ENGINE, EDGE):
+            assert set(after[module]).isdisjoint(before[module]) and len(after[module]) == WORKERS
 
 
 # ---- what several edges share --------------------------------------------------------------------
