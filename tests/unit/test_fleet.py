@@ -6,8 +6,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
@@ -17,7 +19,7 @@ from sublimate.engine.script import Script
 from sublimate.errors import EngineError
 from sublimate.supervisor import members
 from sublimate.supervisor.fleet import Fleet
-from sublimate.supervisor.launch import Launch
+from sublimate.supervisor.launch import Launch, stamp
 from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
 from sublimate.supervisor.members import EdgeMember, EngineMember, Member
 from sublimate.supervisor.reporter import SilentReporter
@@ -445,3 +447,36 @@ def test_a_reload_that_failed_leaves_nothing_in_force(running: Running) -> None:
     running.supervisor._begin_reload()
     kinds = [(one.worker, type(one)) for one in fleet.members if one.role == "coming"]
     assert kinds == [(0, EngineMember), (0, EdgeMember)]
+
+
+@pytest.mark.parametrize("first", ["engine", "edge"])
+def test_a_file_put_in_the_place_of_a_served_one_is_never_served_with_it(
+    running: Running, tmp_path: Path, first: str
+) -> None:
+    running.all_up()
+    fleet = running.fleet
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    for member in fleet.members:
+        member.launch = msgspec.structs.replace(
+            member.launch, model_path=str(model), model_stamp=stamp(str(model))
+        )
+    model.write_bytes(b"another")
+    those, others = fleet.engines, fleet.edges
+    if first == "edge":
+        those, others = others, those
+    running.end(those[0])
+    fleet.act_on_time()
+    running.load(fleet.engines[0])
+    running.listen(fleet.edges[0])
+    starts = [running.child(one).starts for one in others]
+    assert starts == [1, 1], "they have one to work with"
+    # That is one of each model: what is up is up between those of the same.
+    told = {type(message) for message in running.child(those[0]).told}
+    assert not told & {channel.Attach, channel.EngineUp}
+    running.end(those[1])
+    fleet.act_on_time()
+    running.turn()
+    assert [running.child(one).starts for one in others] == [2, 2], "now they have nobody"
+    running.all_up()
+    assert {one.launch.model for one in fleet.members} == {(str(model), stamp(str(model)))}

@@ -26,7 +26,7 @@ from ..errors import ConfigError, ExitCode, ModelError
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
 from ..model.files import ModelFile, fetch
-from ..supervisor.launch import EDGE_MODULE, Launch
+from ..supervisor.launch import EDGE_MODULE, Launch, stamp
 from ..supervisor.listen import Listeners, WorkerSockets, bind, bind_each, bind_udp_each, hold
 from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import Supervisor
@@ -130,13 +130,12 @@ def _bound(settings: Settings, stack: contextlib.ExitStack) -> Listeners:
 
 def _launch(settings: Settings, file: ModelFile, edge_module: str) -> Launch:
     check_header(str(file.path))
-    about = file.path.stat()
     return Launch(
         settings=settings,
         model_path=str(file.path),
         model_name=file.name,
         edge_module=edge_module,
-        model_stamp=(about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns),
+        model_stamp=stamp(str(file.path)),
     )
 
 

@@ -175,6 +175,19 @@ class Fleet:
             return False
         return True
 
+    def _launch(self, member: Member) -> Launch:
+        """What it is started with now. Where the model's file is another one by now, those that
+        still have the one before and nobody to work with are started again, too."""
+        before, member.launch = member.launch, member.launch.as_it_is()
+        if member.launch.model != before.model:
+            for mine, theirs in ((self.engines, self.edges), (self.edges, self.engines)):
+                models = {other.launch.model for other in theirs}
+                for one in mine:
+                    now = one.launch.as_it_is()
+                    if one.launch.model not in models and one.launch.model != now.model:
+                        one.child.kill()
+        return member.launch
+
     def remove(self, member: Member) -> None:
         """It has ended and does not come back."""
         if isinstance(member, EngineMember):
@@ -198,7 +211,7 @@ class Fleet:
         weights = self._weights_for(engine)
         if not weights.may_load(engine):
             return
-        launch = engine.launch
+        launch = self._launch(engine)
         settings = launch.settings.engine
         share = self._shares[engine.worker]
         if share.threads and not settings.threads:
@@ -322,7 +335,7 @@ class Fleet:
     def _start_edge(self, edge: EdgeMember) -> None:
         if not self._start(edge):
             return
-        launch = edge.launch
+        launch = self._launch(edge)
         sockets = self._listeners.workers[edge.worker]
         start = channel.Start(
             settings=launch.settings.edge,

@@ -1,10 +1,11 @@
 """What the processes of a server are started with.
 
-defines: EDGE_MODULE, Launch
+defines: EDGE_MODULE, Launch, stamp
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +14,12 @@ from ..config import Settings
 from ..guard.engine_watch import EngineWatch
 
 EDGE_MODULE = "sublimate.edge"
+
+
+def stamp(path: str) -> tuple[int, ...]:
+    """Of a model's file. Raises OSError."""
+    about = os.stat(path)
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +49,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def model(self) -> tuple[str, tuple[int, ...]]:
         """An edge's token ids mean something to engines of the same one only."""
         return self.model_path, self.model_stamp
+
+    def as_it_is(self) -> Launch:
+        """With the stamp of the file that is there now, which a process would read."""
+        if not self.model_stamp:
+            return self
+        try:
+            return msgspec.structs.replace(self, model_stamp=stamp(self.model_path))
+        except OSError:
+            return self  # whoever reads it says so
 
     def loads_otherwise(self, other: Launch) -> bool:
         """An engine started with this is another one."""

@@ -72,12 +72,12 @@ class Pairs:
         pair is there without one."""
         if engine.role == "leaving":
             raise ValueError("one that leaves begins nothing")
-        if engine.launch.model != edge.launch.model:
-            return None  # to that engine the edge's token ids would be another text
         pair = self._pairs.setdefault((engine, edge), Pair(engine, edge))
         self.drop(pair)
         if engine.info is None or not edge.child.alive:
             return None
+        if engine.launch.model != edge.launch.model:
+            return None  # to that engine the edge's token ids would be another text
         if pair.region is not None:
             raise RuntimeError("a pair has one region")
         self._last_number += 1
