@@ -38,9 +38,11 @@ def places(tmp_path: Path) -> Places:
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[str]]:
-    """A process that holds memory and a port."""
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True) as one:
+def child(places: Places) -> Iterator[subprocess.Popen[str]]:
+    """A process of the run that `leave_record` makes first, which holds memory and a port."""
+    environment = {**os.environ, run_record.RUN_VARIABLE: str(places.runs / "0.run")}
+    command = [sys.executable, "-c", HOLDS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as one:
         yield one
         one.kill()
 
@@ -117,6 +119,27 @@ def test_a_number_that_another_process_has_now_is_left_alone(
     leave_record(places, named(child.pid, **changes))
     assert kinds(look(places, no_gpu, clean=True)) == ["lock"]
     assert child.poll() is None
+
+
+def test_a_process_that_no_run_started_is_left_alone(places: Places) -> None:
+    """Whoever wrote the record: what runs under the number was never told of it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        leave_record(places, named(other.pid))
+        assert kinds(look(places, no_gpu, clean=True)) == ["lock"]
+        assert other.poll() is None
+
+
+def test_what_others_may_write_is_no_record(
+    places: Places, child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = leave_record(places, named(child.pid))
+    os.mkfifo(places.runs / "pipe.run")
+    (places.runs / "link.run").symlink_to(record)
+    record.chmod(0o620)
+    assert look(places, no_gpu, clean=True) == []
+    record.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert look(places, no_gpu, clean=True) == [] and child.poll() is None
 
 
 def test_a_live_run_stays_also_in_the_same_folder(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ NAME_BYTES = 8
 UNBORN_SECONDS = 60.0
 RECORD_BYTES_MAX = 1 << 20
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STATE_FIELD, START_FIELD = 0, 19
 """In /proc/PID/stat, counted from behind the name: proc(5) has them as 3 and 22."""
 
@@ -52,6 +54,17 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         if fields is None or int(fields[START_FIELD]) != self.start_ticks:
             return "gone"
         return "zombie" if fields[STATE_FIELD] in ("Z", "X") else "runs"
+
+    def is_of(self, record: Path) -> bool:
+        """Whether it was started by the run with this record: its environment names it, which a
+        record alone, whoever wrote it, cannot bring about."""
+        prefix = f"{RUN_VARIABLE}=".encode()
+        try:
+            variables = Path(f"/proc/{self.process_id}/environ").read_bytes().split(b"\0")
+            named = [each[len(prefix) :] for each in variables if each.startswith(prefix)]
+            return any(os.path.samefile(os.fsdecode(path), record) for path in named)
+        except OSError:
+            return False
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +183,15 @@ def stale_runs(folder: Path) -> Iterator[StaleRun]:
 
 
 def _take(descriptor: int, path: Path) -> bool:
-    """Lock it, unless its run lives, or it is not the file of that name any more."""
+    """Lock it, unless its run lives, or it is not the file of that name any more, or none of ours:
+    what others may write is believed in nothing."""
     try:
+        about = os.fstat(descriptor)
+        is_ours = about.st_uid == os.geteuid() and not about.st_mode & OTHERS_WRITE
+        if not (stat.S_ISREG(about.st_mode) and is_ours):
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(about, os.stat(path))
     except OSError:
         return False
 

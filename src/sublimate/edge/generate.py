@@ -158,7 +158,8 @@ def engine_headers(engine: EngineLink) -> list[Header]:
         headers.append(("x-layer-zero", "true"))
     headroom = engine.headroom(engine.stats())
     if headroom.utilization_ppm:
-        share = headroom.utilization_ppm / PARTS_PER_MILLION
+        # The roofline is what could be measured at the start, which beside others is too little.
+        share = min(1.0, headroom.utilization_ppm / PARTS_PER_MILLION)
         headers.append(("x-engine-utilization", f"{share:.3f}"))
     if headroom.kv_tokens_total:
         free, total = headroom.kv_tokens_free, headroom.kv_tokens_total

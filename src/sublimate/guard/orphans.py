@@ -106,10 +106,10 @@ def _of_run(run: StaleRun, nvml: Nvml, clean: bool) -> Iterator[Orphan]:
     supervisor, children = run.processes[:1], run.processes[1:]
     if any(process.state() == "runs" for process in supervisor):
         return  # it lives, and has lost its lock to a filesystem that keeps none
-    gone = [child for child in children if child.state() != "runs"]
-    for child in children:
-        if child.state() == "runs":
-            yield from _of_child(child, clean)
+    alive = [child for child in children if child.state() == "runs" and child.is_of(run.path)]
+    gone = [child for child in children if child not in alive]
+    for child in alive:
+        yield from _of_child(child, clean)
     yield from _contexts(gone, nvml)
     who = f"process {supervisor[0].process_id}" if supervisor else "no process that can be read"
     if clean:
