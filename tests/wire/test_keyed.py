@@ -103,6 +103,25 @@ def client(slow: Served, http: Any) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=slow.url, api_key="k", http_client=http, max_retries=0)
 
 
+def test_what_a_server_that_leaves_has_not_begun_goes_over_a_new_connection(
+    slow: Served, client: anthropic.Anthropic
+) -> None:
+    """As while a server is reloaded: a stream goes on where it is, and requests come meanwhile."""
+
+    def leaves() -> None:
+        for connection in list(slow.server._connections):
+            connection.go_away()
+
+    long: Any = body("count", max_tokens=3000)
+    with client.messages.stream(**long) as stream:
+        next(iter(stream.text_stream))
+        slow.call(leaves)
+        for _ in range(3):
+            assert client.messages.create(**ASKED).content
+        assert client.messages.count_tokens(model="tiny", messages=ASKED["messages"])
+        assert stream.get_final_message().usage.output_tokens == 3000
+
+
 def leave(http: Any) -> None:
     """End its connections, once there is a ticket for the next."""
     core = http._transport._core

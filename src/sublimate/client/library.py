@@ -27,6 +27,10 @@ LIBRARIES = ("httpx2", "httpx")
 INSTALL = "pip install 'sublimate[client]'"
 
 
+LEAVING = "server leaves"
+"""Reason of a call that a server which ends has not begun: it may go over another connection."""
+
+
 class CarrierError(Exception):
     """A carrier has failed; what the caller sees is the library's exception of that name."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .calls import Answer, Call
 from .choice import OVER_HTTP1, OVER_QUIC, Carrier, Origin, Plan, Service
-from .library import CarrierError
+from .library import LEAVING, CarrierError
 from .race import Entrant, race
 from .report import Used, say
 
@@ -101,6 +101,8 @@ class Network:
             return await self._exchange(origin, call, plan)
         except CarrierError as error:
             quic = _over_quic(plan)
+            if error.reason == LEAVING:
+                return await self._exchange(origin, call, plan)  # over a new connection
             if not error.lost or quic is None or not call.may_repeat(quic):
                 raise
             say(f"{origin.host}: {error} Once more.")

@@ -17,7 +17,7 @@ from typing import Any
 
 import certifi
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.h3.connection import H3_ALPN, ErrorCode, H3Connection
+from aioquic.h3.connection import H3_ALPN, ErrorCode, FrameType, H3Connection
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from .calls import Call, Field
 from .choice import Origin
-from .library import CarrierError
+from .library import LEAVING, CarrierError
 from .pipe import Pipe
 
 IDLE_SECONDS = 60.0
@@ -117,6 +117,17 @@ class _Connection(QuicConnection):
         return -1 if space is None else int(space.largest_received_packet)
 
 
+class _Messages(H3Connection):
+    """Hears that the server begins nothing more (RFC 9114, section 5.2), which the library does
+    not."""
+
+    is_leaving = False
+
+    def _handle_control_frame(self, frame_type: int, frame_data: bytes) -> None:
+        self.is_leaving |= frame_type == FrameType.GOAWAY
+        super()._handle_control_frame(frame_type, frame_data)
+
+
 class QuicSession(QuicConnectionProtocol):
     """A connection, from its first packet on."""
 
@@ -130,7 +141,7 @@ class QuicSession(QuicConnectionProtocol):
         self._keep = keep
         self._tickets: list[SessionTicket] = []
         """That came before that was found."""
-        self._http = H3Connection(quic)
+        self._http = _Messages(quic)
         self._pin_sha256 = pin_sha256
         self._streams: dict[int, QuicStream] = {}
         self._begun_seconds = self._loop.time()
@@ -154,7 +165,8 @@ class QuicSession(QuicConnectionProtocol):
 
     @property
     def is_open(self) -> bool:
-        return self.ended is None
+        """For further requests."""
+        return self.ended is None and not self._http.is_leaving
 
     def receive_ticket(self, ticket: SessionTicket) -> None:
         """A session that is resumed shows no certificate, so a ticket of a server whose certificate
@@ -270,9 +282,17 @@ class QuicSession(QuicConnectionProtocol):
             self._closed_by_peer(event)
         elif isinstance(event, events.StreamReset):
             if (stream := self._streams.pop(event.stream_id, None)) is not None:
-                stream.fail(CarrierError("RemoteProtocolError", "The server cut the answer off."))
+                self._cut_off(stream, event.error_code)
         for found in self._http.handle_event(event):
             self._http_event(found)
+
+    def _cut_off(self, stream: QuicStream, error_code: int) -> None:
+        if error_code == ErrorCode.H3_REQUEST_REJECTED and not stream.head.done():
+            self._http.is_leaving = True  # or as good as
+            text = "The server begins nothing more on the connection."
+            stream.fail(CarrierError("ConnectError", text, unsent=True, reason=LEAVING))
+        else:
+            stream.fail(CarrierError("RemoteProtocolError", "The server cut the answer off."))
 
     def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
         certificate = self._quic.tls._peer_certificate  # pyright: ignore[reportPrivateUsage]
