@@ -56,7 +56,14 @@ def test_a_watchdog_that_was_frozen_itself_accuses_nobody() -> None:
     assert beat(dog, 1.0, 7) == "ok"
     assert beat(dog, 3600.0, 7) == "ok"
     assert beat(dog, 3601.0, 8) == "ok"
-    assert not Watchdog(0.0).enabled
+
+
+def test_a_watchdog_that_kills_nobody_trips_all_the_same() -> None:
+    dog = Watchdog(0.0)
+    dog.begin(0.0, 0.0)
+    assert beat(dog, 0.0, 1) == "ok"
+    assert looks(dog, 300.0, 1, 0.0) == ["ok"] * 4 + ["tripped"] * 296
+    assert beat(dog, 301.0, 2) == "ok"
 
 
 def test_waiting_for_a_core_is_not_standing_still() -> None:

@@ -66,10 +66,6 @@ class EngineWatch:
         self.verdict = Verdict()
 
     @property
-    def enabled(self) -> bool:
-        return self._watchdog.enabled
-
-    @property
     def look_seconds(self) -> float:
         """Between two looks."""
         return self._watchdog.look_seconds

@@ -10,6 +10,7 @@ defines: State, STATES, Fault, Signs, Watchdog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -59,12 +60,13 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 class Watchdog:
     """Counts the time in which nothing moves. Takes time as an argument.
 
-    hung_seconds: limit after which the engine is to be killed; 0 never looks.
+    hung_seconds: limit after which the engine is to be killed; 0 never: then it only trips.
     """
 
     def __init__(self, hung_seconds: float) -> None:
-        self.enabled = hung_seconds > 0
-        self._set_seconds = hung_seconds
+        if hung_seconds < 0:
+            raise ValueError("a limit lies in the future")
+        self._set_seconds = hung_seconds or math.inf
         self.stalled_seconds = 0.0
         self.hung_seconds = 0.0
         self.look_seconds = 0.0

@@ -464,7 +464,7 @@ class Fleet:
     # ---- watching ------------------------------------------------------------------------------
     def _watch(self, engine: EngineMember, pair: Pair) -> None:
         """An engine shows the same heartbeat in each of its regions: one of them is watched."""
-        if not engine.watch.enabled or engine.info is None:
+        if engine.info is None:
             return
         if engine.watched is not None and engine.watched is not pair:
             return
