@@ -16,7 +16,7 @@ from sublimate.cli.output import run_guarded
 from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.guard.engine_watch import EngineWatch
-from sublimate.supervisor.launch import Launch
+from sublimate.supervisor.launch import Launch, stamp
 from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
 from sublimate.supervisor.supervise import Supervisor
 
@@ -45,8 +45,7 @@ def main() -> int:
 
         def relaunch() -> Launch:
             """Another script counts as another model."""
-            changed_ns = Path(sys.argv[1]).stat().st_mtime_ns
-            return msgspec.structs.replace(launch, model_stamp=(changed_ns,))
+            return msgspec.structs.replace(launch, model_stamp=stamp(sys.argv[1]))
 
         return Supervisor(relaunch(), Listeners(each), reporter, relaunch).run()
 
