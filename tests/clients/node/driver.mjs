@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 
 export const url = process.argv[2];
 export const ASKED = "Name three rivers of Europe.";
-export const LONG = "Count from one to one thousand, in words: one, two, three, four, five,";
+export const LONG = "Tell me everything about the history of Rome, in detail.";
 export const RESULT = "It rains in Bern, 7 degrees.";
 export const TOKENS = 24;
 export const CALL_TOKENS = 64;

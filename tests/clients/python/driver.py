@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic
 
 ASKED = "Name three rivers of Europe."
-LONG = "Count from one to one thousand, in words: one, two, three, four, five,"
+LONG = "Tell me everything about the history of Rome, in detail."
 RESULT = "It rains in Bern, 7 degrees."
 TOKENS, CALL_TOKENS, LONG_TOKENS = 24, 64, 1800
 IDLE_SECONDS = 5.0
