@@ -1,6 +1,6 @@
 """Random tiny llama checkpoints, as a GGUF file and as a transformers model of the same weights.
 
-defines: Shape, rope_parameters, llama3_divisors, permuted, unpermuted, Checkpoint
+defines: Shape, rope_parameters, llama3_divisors, permuted, unpermuted, add_sizes, Checkpoint
 """
 
 import math
@@ -103,6 +103,21 @@ def unpermuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
 
 
+def add_sizes(writer: gguf.GGUFWriter, shape: Shape, layers: int, epsilon: float) -> None:
+    """Keys that files of all architectures have."""
+    writer.add_context_length(CONTEXT)
+    writer.add_block_count(layers)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(epsilon)
+    writer.add_rope_freq_base(BASE)
+    writer.add_rope_dimension_count(shape.head_dim)
+
+
 class Checkpoint:
     """Draws weights, adds each to the file in `kind` and gives transformers what the file holds."""
 
@@ -122,17 +137,7 @@ class Checkpoint:
 
     def _keys(self, rope: str) -> None:
         shape, writer = self.shape, self.writer
-        writer.add_context_length(CONTEXT)
-        writer.add_block_count(shape.layers)
-        writer.add_embedding_length(shape.hidden)
-        writer.add_feed_forward_length(shape.feed_forward)
-        writer.add_head_count(shape.heads)
-        writer.add_head_count_kv(shape.kv_heads)
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_rope_freq_base(BASE)
-        writer.add_rope_dimension_count(shape.head_dim)
+        add_sizes(writer, shape, shape.layers, 1e-5)
         if rope in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(rope))
             writer.add_rope_scaling_factor(FACTOR)

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from checkpoints import BASE, CONTEXT, RANDOM_BLOCKS, TYPES, Shape, unpermuted
+from checkpoints import BASE, CONTEXT, RANDOM_BLOCKS, TYPES, Shape, add_sizes, unpermuted
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from random_blocks import random_blocks
@@ -223,17 +223,7 @@ class FamilyCheckpoint:
 
     def _keys(self) -> None:
         shape, writer = self.shape, self.writer
-        writer.add_context_length(CONTEXT)
-        writer.add_block_count(self.family.layers)
-        writer.add_embedding_length(shape.hidden)
-        writer.add_feed_forward_length(shape.feed_forward)
-        writer.add_head_count(shape.heads)
-        writer.add_head_count_kv(shape.kv_heads)
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-        writer.add_layer_norm_rms_eps(1e-6)
-        writer.add_rope_freq_base(BASE)
-        writer.add_rope_dimension_count(shape.head_dim)
+        add_sizes(writer, shape, self.family.layers, 1e-6)
         if self.family.has_window:
             writer.add_sliding_window(WINDOW)
         self.family.keys(writer, shape)

@@ -43,7 +43,8 @@ def build_merges(vocabulary: FileVocabulary) -> TokenizerParts:
         fuse_unk=True,
         byte_fallback=True,
     )
-    return _parts(vocabulary, Backend(model), normalizers.Replace(" ", SPACE), WORDS)
+    normalizer = normalizers.Replace(" ", SPACE)
+    return _parts(vocabulary, _defined(vocabulary), Backend(model), normalizer, WORDS)
 
 
 def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
@@ -52,12 +53,12 @@ def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
     lowest = min(scores, default=0.0)
     # The library looks for every token in a text. Text is only what normal tokens say: others get a
     # name that no text has behind the first step. Bytes it finds by their names, so these stay.
-    special, _ = _defined(vocabulary)
+    defined = _defined(vocabulary)
     scored: list[tuple[str, float]] = []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind == TokenType.BYTE:
             scored.append((token, lowest))
-        elif kind in (TokenType.NORMAL, TokenType.USER_DEFINED) and token not in special:
+        elif kind in (TokenType.NORMAL, TokenType.USER_DEFINED) and token not in defined[0]:
             scored.append((token, scores[index]))
         else:
             scored.append((f"{NO_TEXT}{index}", lowest))
@@ -72,14 +73,18 @@ def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
     # What further steps make of a text is not what they make of its words.
     words = WORDS if len(steps) == 1 else None
     steps.append(normalizers.Replace(" ", SPACE))
-    return _parts(vocabulary, backend, normalizers.Sequence(steps), words)
+    return _parts(vocabulary, defined, backend, normalizers.Sequence(steps), words)
 
 
 def _parts(
-    vocabulary: FileVocabulary, backend: Any, normalizer: Any, words: re.Pattern[str] | None
+    vocabulary: FileVocabulary,
+    defined: tuple[dict[str, int], list[str]],
+    backend: Any,
+    normalizer: Any,
+    words: re.Pattern[str] | None,
 ) -> TokenizerParts:
     backend.normalizer = normalizer
-    special, texts = _defined(vocabulary)
+    special, texts = defined
     # Found before the merges, in text as people write it.
     backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in texts])
     if backend.get_vocab_size(with_added_tokens=True) != len(vocabulary.tokens):
