@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -92,9 +91,8 @@ public:
 private:
     template <class Number>
     static void put(std::vector<std::byte>& out, Number number) {
-        size_t at = out.size();
-        out.resize(at + sizeof number);
-        std::memcpy(out.data() + at, &number, sizeof number);
+        auto* from = reinterpret_cast<const std::byte*>(&number);
+        out.insert(out.end(), from, from + sizeof number);
     }
     static void put_text(std::vector<std::byte>& out, const std::string& text) {
         put(out, static_cast<uint64_t>(text.size()));
