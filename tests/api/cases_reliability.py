@@ -182,7 +182,7 @@ def closed_clients_give_everything_back(served: Served) -> None:
                 sock.recv(100)
         wait_until(slow.idle)
         wait_until(lambda: slow.call(lambda: slow.server.metrics.connections) <= 1)
-        assert slow.server.metrics.ends["client_gone"] == 20
+        assert slow.metrics.ends["client_gone"] == 20
 
 
 @case("R047")
@@ -477,7 +477,7 @@ def a_reader_that_stops(served: Served) -> None:
             slow.connect(("127.0.0.1", fast.port))
             slow.sendall(http_post(body("flood", max_tokens=100_000, stream=True)))
             assert check_stream(fast.message(stream=True).content).text == "Hello there!"
-            wait_until(lambda: fast.server.metrics.ends["slow_reader"] == 1, 30)
+            wait_until(lambda: fast.metrics.ends["slow_reader"] == 1, 30)
         wait_until(fast.idle)
 
 

@@ -28,6 +28,7 @@ from sublimate.client import http_client
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
 from sublimate.edge.limits import HttpLimits
+from sublimate.edge.observe.answer_metrics import AnswerMetrics
 from sublimate.edge.routes import Routes
 from sublimate.edge.server import create_server
 from sublimate.edge.textmodel import TextModel
@@ -77,6 +78,11 @@ class Served:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(WAIT_SECONDS)
+
+    @property
+    def metrics(self) -> AnswerMetrics:
+        """Of the answers of its model."""
+        return self.server.models.main.metrics
 
     def stats(self) -> dict[str, int]:
         return self.engine.stats()

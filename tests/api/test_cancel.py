@@ -32,7 +32,7 @@ def test_in_decode(stream: bool) -> None:
         settled(served)
         assert served.region.stats()["cancelled_decode"] == 1
         assert served.region.stats()["generated_tokens"] < 1500, "of 3000 that it wanted"
-        assert served.server.metrics.ends["client_gone"] == 1
+        assert served.metrics.ends["client_gone"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,7 +94,7 @@ def test_after_the_last_byte_was_written() -> None:
         settled(served)
         stats = served.region.stats()
         assert stats["accepted"] == stats["finished"] == 100
-        assert sum(served.server.metrics.ends.values()) == 100
+        assert sum(served.metrics.ends.values()) == 100
 
 
 def test_many_disconnects_at_random_leave_nothing_behind() -> None:
@@ -140,7 +140,7 @@ def test_pings_during_a_long_prefill() -> None:
                 last = time.monotonic()
         assert received.count(b"event: ping") >= 2
         assert max(gaps) < 3, "the prefill takes more than five seconds"
-        assert served.server.metrics.pings == received.count(b"event: ping")
+        assert served.metrics.pings == received.count(b"event: ping")
 
 
 def test_pings_in_the_queue_come_before_message_start() -> None:
@@ -176,13 +176,13 @@ def test_a_client_that_goes_while_it_is_prepared_leaves_a_trace(
         with served.connect() as sock:
             sock.sendall(http_post(body("x" * 20_000), path))
             wait_until(lambda: served.call(lambda: len(served.server._tasks)) == 1)
-        metrics = served.server.metrics
-        wait_until(lambda: metrics.responses["0"] == 1)
-        assert metrics.ends["client_gone"] == (1 if path == "/v1/messages" else 0)
+        responses = served.server.metrics.responses
+        wait_until(lambda: responses["0"] == 1)
+        assert served.metrics.ends["client_gone"] == (1 if path == "/v1/messages" else 0)
         go_on.set()
         assert prepared.wait(5)
         wait_until(lambda: not served.call(lambda: len(served.server._tasks)))
-        assert sum(metrics.responses.values()) == 1, "and only once"
+        assert sum(responses.values()) == 1, "and only once"
         (line,) = [getattr(record, "fields", {}) for record in caplog.records]
         assert line["end"] == "client_gone" and line["status"] == 0
         assert served.idle()

@@ -83,7 +83,7 @@ def latest(served: Served) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_stages_of_an_answer_are_the_end_to_end_time(shared: Served, stream: bool) -> None:
     """Without a trace: it is not on, and the story is there all the same."""
-    before = shared.server.metrics.end_to_end.sum
+    before = shared.metrics.end_to_end.sum
     begin = time.monotonic()
     reply = shared.message("count", max_tokens=200, stream=stream)
     seen_ms = (time.monotonic() - begin) * 1000
@@ -91,7 +91,7 @@ def test_the_stages_of_an_answer_are_the_end_to_end_time(shared: Served, stream:
     assert [stage["name"] for stage in told["stages"]] == [*STAGES, UNTIL_ENDED]
     assert told["end_to_end_ms"] <= seen_ms + 1
     # Another account of the server's, by other moments.
-    counted_ms = (shared.server.metrics.end_to_end.sum - before) * 1000
+    counted_ms = (shared.metrics.end_to_end.sum - before) * 1000
     assert told["end_to_end_ms"] == pytest.approx(counted_ms, rel=0.02, abs=10)
     assert told["events"] == [] and told["answer"]["output_tokens"] == 200
     assert f"end: status 200, max_tokens, {200} tokens" in texts(told)

@@ -202,7 +202,7 @@ def test_pings_are_frames() -> None:
     limits = HttpLimits(ping_seconds=0.2)
     with serve(prefill_delay_us_per_token=2000, limits=limits) as slow:
         told = events_of(streamed(slow, "x" * 1200 + "say hello", FRAMES).content)
-        assert slow.server.metrics.pings == told.count({"type": "ping"}) > 0
+        assert slow.metrics.pings == told.count({"type": "ping"}) > 0
         assert [event["type"] for event in told[:2]] == ["message_start", "ping"]
 
 

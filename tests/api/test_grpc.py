@@ -368,7 +368,7 @@ def test_cancel_after_begin(slow: Served) -> None:
         wait_until(slow.idle)
         assert call.code() is Code.CANCELLED
         wait_until(lambda: ends(slow) == {("gRPC over HTTP/2", "cancelled"): 1})
-        assert slow.call(lambda: dict(slow.server.metrics.ends)) == {"client_gone": 1}
+        assert slow.call(lambda: dict(slow.metrics.ends)) == {"client_gone": 1}
 
 
 def test_cancel_after_first_response(slow: Served) -> None:
@@ -418,7 +418,7 @@ def test_a_client_that_does_not_read_costs_a_bound() -> None:
             stream = client.stream(typed("go on", max_tokens=8000))
             wait_until(lambda: ("gRPC over HTTP/2", "call_slow_reader") in ends(served))
             wait_until(served.idle)
-            assert served.call(lambda: dict(served.server.metrics.ends)) == {"slow_reader": 1}
+            assert served.call(lambda: dict(served.metrics.ends)) == {"slow_reader": 1}
             assert client.CreateMessage(typed("anything else", max_tokens=1)).id
             error = fails(
                 lambda: list(stream),

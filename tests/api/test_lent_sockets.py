@@ -41,7 +41,7 @@ def test_the_event_loop_sees_few_of_many_tokens(monkeypatch: pytest.MonkeyPatch)
         assert texts(read_stream(served, "count", 400)) == COUNTED[:400]
         settled(served)
         assert len(seen) < 20, "the head, the first bytes and the end"
-        gaps = served.server.metrics.inter_token
+        gaps = served.metrics.inter_token
         assert sum(gaps.counts) > 200, "and all are counted"
 
 
@@ -49,7 +49,7 @@ def test_the_first_token_is_seen_when_it_comes_and_not_at_the_end() -> None:
     with serve(step_delay_us=5000) as served:
         read_stream(served, "count", 60)
         settled(served)
-        metrics = served.server.metrics
+        metrics = served.metrics
         assert sum(metrics.first_token.counts) == 1 and metrics.first_token.sum < 0.15
         assert metrics.decode.sum > 0.25 > metrics.prefill.sum
 

@@ -11,7 +11,7 @@ from sublimate.config import EdgeSettings
 from sublimate.edge.observe import compat
 from sublimate.errors import ConfigError
 from test_errors import check_error
-from tiny_model import ids, tiny_model
+from tiny_model import ids
 
 
 def test_a_text_goes_there_and_back(shared: Served) -> None:
@@ -87,16 +87,16 @@ def test_without_the_switch_there_is_no_such_name(shared: Served) -> None:
 
 
 def test_aliases_are_listed_and_answered() -> None:
-    model = tiny_model()
-    model.add_aliases(["claude-sonnet-4-5=default", "gpt-x=tiny"])
-    with serve(model=model) as served:
+    settings = EdgeSettings(aliases=("claude-sonnet-4-5=default", "gpt-x=tiny"))
+    with serve(settings=settings) as served:
         listed = [entry["id"] for entry in served.client.get("/v1/models").json()["data"]]
         assert {"claude-sonnet-4-5", "gpt-x", "tiny"} <= set(listed)
         assert served.client.get("/v1/models/gpt-x").json()["max_input_tokens"] == 8192
         assert served.message(model="gpt-x").status_code == 200
-    for wrong in ("x", "=default", "x=", "x=nope", "a" * 300 + "=tiny"):
-        with pytest.raises(ConfigError, match="alias"):
-            tiny_model().add_aliases([wrong])
+        models = served.server.models
+        for wrong in ("x", "=default", "x=", "x=nope", "a" * 300 + "=tiny"):
+            with pytest.raises(ConfigError, match="alias"):
+                models.add_aliases([wrong])
 
 
 @pytest.mark.parametrize("asked", [False, True])

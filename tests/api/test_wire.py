@@ -401,7 +401,7 @@ def test_a_slow_reader_is_cut_and_the_others_go_on() -> None:
         slow.sendall(http_post(endless))
         wait_until(lambda: served.region.stats()["running"] == 1)
         assert check_stream(served.message(stream=True).content).text == "Hello there!"
-        ends = served.server.metrics.ends
+        ends = served.metrics.ends
         wait_until(lambda: ends["slow_reader"] == 1, 60)
         wait_until(served.idle)
         assert served.engine.audit() == ""
@@ -415,7 +415,7 @@ def test_reset_instead_of_close() -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
         wait_until(served.idle)
-        assert served.server.metrics.ends["client_gone"] == 1
+        assert served.metrics.ends["client_gone"] == 1
 
 
 def test_chunks_of_a_stream_are_whole_frames() -> None:

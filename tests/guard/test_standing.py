@@ -23,11 +23,11 @@ def served() -> Iterator[Served]:
 @pytest.fixture(autouse=True)
 def _well_again(served: Served) -> Iterator[None]:
     yield
-    served.call(lambda: served.server.standing.told(0, OK))
+    served.call(lambda: served.server.models.main.standing.told(0, OK))
 
 
 def tell(served: Served, verdict: Verdict) -> None:
-    served.call(lambda: served.server.standing.told(0, verdict))
+    served.call(lambda: served.server.models.main.standing.told(0, verdict))
 
 
 def metric(served: Served, name: str, label: str) -> float:
@@ -88,7 +88,8 @@ def test_an_engine_whose_place_another_has_taken_is_forgotten(served: Served) ->
     served.call(lambda: served.server.engine_up(attached, served.info, engine=7))
     served.call(lambda: served.server.engines.leave(0, lambda: None))
     tell(served, HOT)
-    assert served.server.standing.shown() == [], "nor does what is still told of it count"
+    standing = served.server.models.main.standing
+    assert standing.shown() == [], "nor does what is still told of it count"
     assert metric(served, "state", 'state="ok"') == 1
     assert 'engine="7"' not in served.client.get("/metrics").text
     served.call(lambda: served.server.engine_lost(engine=7))

@@ -17,7 +17,7 @@ from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.generate import choose_profile
 from sublimate.edge.limits import HttpLimits, limits_from_environment
 from sublimate.edge.observe import log
-from sublimate.edge.observe.metrics import histogram_family
+from sublimate.edge.observe.answer_metrics import histogram_family
 from sublimate.edge.routes import Routes
 from sublimate.errors import ConfigError
 

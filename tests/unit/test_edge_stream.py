@@ -11,7 +11,7 @@ from sublimate.edge.errors import TABLE, ApiError, error_event
 from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.framing import Http1Wire
 from sublimate.edge.generation import Generation, Prompt
-from sublimate.edge.observe.metrics import Metrics
+from sublimate.edge.observe.answer_metrics import AnswerMetrics
 from sublimate.edge.observe.timing import Timing
 from sublimate.edge.sampling import SamplingFields, check_sampling
 from sublimate.edge.stream import Answer
@@ -70,7 +70,7 @@ def answer_of(wire: Wire, ended: list[Answer]) -> StreamedMessage:
     )
     return StreamedMessage(
         cast(Exchange, wire),
-        Metrics("tiny"),
+        AnswerMetrics(),
         Timing(0.0),
         Prompt(generation, np.zeros(3, np.int32), (0, 0, 0)),
         message_id="msg_1",

@@ -233,7 +233,7 @@ def test_who_reads_nothing_is_cut_off_and_others_are_not(pair: tuple[Path, Path]
         assert slow.answers[stream].reset_code == ErrorCode.H3_REQUEST_CANCELLED
         assert slow.ask("GET", "/livez").status == 200
         wait_until(served.idle)
-        assert served.server.metrics.ends["slow_reader"] == 1
+        assert served.metrics.ends["slow_reader"] == 1
         slow.close()
 
 

@@ -16,6 +16,7 @@ from .pages import page_body, page_of
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
+    from ..edge.served import Served
 
 NO: dict[str, Any] = {"supported": False}
 YES: dict[str, Any] = {"supported": True}
@@ -47,11 +48,11 @@ def capabilities(thinks: bool) -> dict[str, Any]:
     }
 
 
-def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
+def entry(served: Served, identifier: str) -> dict[str, Any]:
     """The union of both families' fields. Token counts are what is served, not what was trained."""
-    model = server.model
+    model = served.text
     created = datetime.fromtimestamp(model.created_seconds, UTC)
-    context = server.context_tokens
+    context = served.context_tokens
     return {
         "type": "model",
         "id": identifier,
@@ -73,16 +74,17 @@ def entry(server: EdgeServer, identifier: str) -> dict[str, Any]:
 
 def list_models(server: EdgeServer, exchange: Exchange) -> None:
     """A page of models. Raises ApiError."""
-    shown, has_more = page_of(server.model.listed, exchange.request.query)
-    page = page_body(shown, [entry(server, identifier) for identifier in shown], has_more)
+    listed = server.models.listed
+    shown, has_more = page_of(tuple(listed), exchange.request.query)
+    page = page_body(shown, [entry(listed[each], each) for each in shown], has_more)
     exchange.send_json(200, msgspec.json.encode({**page, "object": "list"}))
 
 
 def retrieve_model(server: EdgeServer, exchange: Exchange) -> None:
     """One model by id or alias. Raises ApiError."""
     requested = exchange.request.segments()[-1]
-    server.model.resolve(requested)
-    exchange.send_json(200, msgspec.json.encode(entry(server, requested)))
+    served = server.models.resolve(requested)
+    exchange.send_json(200, msgspec.json.encode(entry(served, requested)))
 
 
 def no_embeddings(server: EdgeServer, exchange: Exchange) -> None:

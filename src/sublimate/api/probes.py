@@ -38,7 +38,7 @@ def ready(server: EdgeServer, exchange: Exchange) -> None:
     reason = server.unready_reason()
     if reason:
         body: dict[str, Any] = {"status": "unavailable", "reason": reason}
-        if watchdog := server.standing.shown():
+        if watchdog := server.models.standing_shown():
             body["watchdog"] = watchdog
         exchange.send_json(UNAVAILABLE, msgspec.json.encode(body))
     else:

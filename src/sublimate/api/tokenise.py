@@ -27,6 +27,7 @@ from .messages.read import read_count
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
+    from ..edge.served import Served
 
 
 class TokenizeBody(msgspec.Struct):
@@ -55,12 +56,12 @@ def tokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
 
     def work(body: bytes) -> bytes:
         asked = decode_body(_TOKENIZE, body)
-        server.model.resolve(asked.model)
+        served = server.models.resolve(asked.model)
         if asked.messages is None:
-            return _answer(server, _of_text(server, asked), asked)
+            return _answer(served, _of_text(served, asked), asked)
         if asked.prompt is not None:
             raise field_error("prompt", "give either prompt or messages")
-        return _answer(server, _of_conversation(server, asked, owner), asked)
+        return _answer(served, _of_conversation(server, served, asked, owner), asked)
 
     return _answered(server, exchange, work)
 
@@ -90,34 +91,36 @@ def _answered(
     return None
 
 
-def _of_text(server: EdgeServer, asked: TokenizeBody) -> list[int]:
+def _of_text(served: Served, asked: TokenizeBody) -> list[int]:
     if asked.prompt is None:
         raise field_error("prompt", "field required")
-    tokenizer = server.model.tokenizer
-    check_length(Rendered(asked.prompt, ""), tokenizer, server.prompt_tokens_max, is_counted=True)
+    tokenizer = served.text.tokenizer
+    check_length(Rendered(asked.prompt, ""), tokenizer, served.prompt_tokens_max, is_counted=True)
     ids = tokenizer.encode_pieces(tokenizer.begun([asked.prompt]))[0]
     bos = tokenizer.leading_bos(ids) if asked.add_special_tokens else b""
     return array("i", bos + ids).tolist()
 
 
-def _of_conversation(server: EdgeServer, asked: TokenizeBody, owner: bytes) -> list[int]:
+def _of_conversation(
+    server: EdgeServer, served: Served, asked: TokenizeBody, owner: bytes
+) -> list[int]:
     request = ENCODE({"model": asked.model, "messages": asked.messages})
     prompt = prepare(
         read_count(server, request, owner),
-        server.model,
-        context_tokens=server.prompt_tokens_max,
+        served.text,
+        context_tokens=served.prompt_tokens_max,
         owner=owner,
         is_counted=True,
     )
     return prompt.ids.tolist()
 
 
-def _answer(server: EdgeServer, ids: list[int], asked: TokenizeBody) -> bytes:
-    tokenizer = server.model.tokenizer
+def _answer(served: Served, ids: list[int], asked: TokenizeBody) -> bytes:
+    tokenizer = served.text.tokenizer
     texts = [_shown(tokenizer, token) for token in ids] if asked.return_token_strs else None
     answer = {
         "count": len(ids),
-        "max_model_len": server.context_tokens,
+        "max_model_len": served.context_tokens,
         "tokens": ids,
         "token_strs": texts,
     }
@@ -134,8 +137,7 @@ def detokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None
 
     def work(body: bytes) -> bytes:
         asked = decode_body(_DETOKENIZE, body)
-        server.model.resolve(asked.model)
-        tokenizer = server.model.tokenizer
+        tokenizer = server.models.resolve(asked.model).text.tokenizer
         for index, token in enumerate(asked.tokens):
             if not 0 <= token < len(tokenizer):
                 raise field_error(f"tokens.{index}", "not a token of this model")

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from .. import _core
 from ..config import EdgeSettings
 from ..errors import ConfigError
-from ..guard.standing import Standing
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
 from . import limits, relay
@@ -34,6 +33,7 @@ from .idempotency import Outcomes, may_repeat
 from .ledger import SharedLedgers
 from .limits import HttpLimits
 from .masks import yield_to_others
+from .models import Models
 from .observe.leftovers import orphan_families
 from .observe.log import log_body, log_exchange
 from .observe.metrics import Metrics
@@ -43,7 +43,7 @@ from .part import Part, SomePart
 from .place import ALONE, Place
 from .relief import Relief, is_relieved
 from .routes import Routes
-from .sampling import Sampling, SamplingFields, check_sampling
+from .served import Served
 from .siblings import Siblings
 from .stream import Answer
 from .textmodel import TextModel
@@ -80,18 +80,14 @@ class EdgeServer:
     ) -> None:
         self.settings = settings
         self.place = place
-        self.model = model
         self.routes = routes
         self.limits = http_limits or HttpLimits()
         self.takes_gzip = settings.request_gzip
         self.access = Access(settings, place.key("tenants") if place.secret else b"", ledgers)
-        self.metrics = Metrics(model.name, settings.metrics_compat)
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
         self.kernel = Connections()
         """What the kernel remembers of connections; nothing until the supervisor hands it on."""
-        self.standing = Standing()
-        """Of the engines, as the watchdog tells it."""
         self.draining = self.leaving = False
         self.began_seconds = time.monotonic()
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
@@ -99,16 +95,10 @@ class EdgeServer:
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
-        self.engines = Engines(
-            self.loop,
-            model.vocabulary,
-            self.metrics,
-            self.stories,
-            place.key("signatures"),
-            self.standing,
-            place=place,
-            routes=settings.routing == "prefix",
-        )
+        served = Served(model, self.loop, self.stories, place, routes=settings.routing == "prefix")
+        self.models = Models([served])
+        self.models.add_aliases(settings.aliases)
+        self.metrics = Metrics(lambda: self.models.all, settings.metrics_compat)
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         """Connections beyond the cap that have not read yet that they are."""
@@ -132,11 +122,9 @@ class EdgeServer:
         self._own_headers = [("x-layer", self.version), ("x-layer-config", _core.POLICY_DIGEST)]
         self.siblings = Siblings(self.loop, place)
         relay.serve_siblings(self)
-        self.metrics.engines = lambda: self.engines.links
         self.metrics.worker = str(place.worker) if place.workers > 1 else None
-        self.metrics.parts += [self.standing.families, orphan_families]
+        self.metrics.parts.append(orphan_families)
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
-        self.metrics.relaxations = model.grammars.relaxed
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
 
@@ -339,7 +327,7 @@ class EdgeServer:
     def _gone(self, exchange: Exchange) -> None:
         """Its client went before there was an answer, or anything to cancel."""
         if exchange.timing is not None:
-            self.metrics.count_end(CLIENT_GONE)
+            self.models.main.metrics.count_end(CLIENT_GONE)
         self._note(exchange, end=CLIENT_GONE)
         exchange.was_noted = True  # its handler may still go on to an answer that nobody reads
 
@@ -362,16 +350,6 @@ class EdgeServer:
         if path not in QUIET_PATHS and not path.startswith(DEBUG_PATHS):
             self.stories.ended(exchange, answer, end)
 
-    def checked_sampling(self, fields: SamplingFields) -> Sampling:
-        """Sampling parameters as this model takes them. Raises ApiError that names the field."""
-        tokenizer = self.model.tokenizer
-        return check_sampling(
-            fields,
-            vocabulary=len(tokenizer),
-            stop_ids_max=_core.LIMITS["STOP_TOKENS_MAX"] - len(tokenizer.stop_tokens),
-            bias_max=_core.LIMITS["LOGIT_BIAS_MAX"],
-        )
-
     def part(self, kind: type[SomePart]) -> SomePart:
         """The one of its kind, made when it is first asked for: at the start, if worker threads
         ask for it."""
@@ -381,11 +359,6 @@ class EdgeServer:
         return cast(SomePart, part)
 
     # ---- answers -------------------------------------------------------------------------------
-    @property
-    def prompt_tokens_max(self) -> int:
-        """Of the served context; before there was an engine, of any."""
-        return self.context_tokens or _core.LIMITS["CONTEXT_TOKENS_MAX"]
-
     @property
     def answers_open(self) -> int:
         """Requests between submission and end."""
@@ -424,7 +397,7 @@ class EdgeServer:
     def _tick(self) -> None:
         """Once a second while answers are open: pings, and the load figure that outlives them."""
         self._ticker = None
-        if share := max((one.stats()["utilization_ppm"] for one in self.engines.links), default=0):
+        if share := max((one.stats()["utilization_ppm"] for one in self.models.links), default=0):
             self.metrics.load_utilization_ppm = share
         now = time.monotonic()
         for answer in list(self._answers):
@@ -432,56 +405,58 @@ class EdgeServer:
         if self._answers:
             self._ticker = self.loop.call_later(limits.TICK_SECONDS, self._tick)
 
-    # ---- engine --------------------------------------------------------------------------------
+    # ---- the main model ------------------------------------------------------------------------
+    @property
+    def model(self) -> TextModel:
+        """Of text."""
+        return self.models.main.text
+
+    @property
+    def engines(self) -> Engines:
+        """All that it has."""
+        return self.models.main.engines
+
     @property
     def engine(self) -> EngineLink | None:
         """One that serves; None: there is none."""
         return self.engines.first
 
-    @property
-    def context_tokens(self) -> int:
-        """Served context; of the last engine while there is none."""
-        return self.engines.context_tokens
-
+    # ---- engines -------------------------------------------------------------------------------
     def engine_up(
         self,
         region: _core.Region,
         info: dict[str, Any],
         on_broken: Callable[[], None] = lambda: None,
         *,
+        model: str = "",
         engine: int = 0,
         worker: int = 0,
         prefixes: _core.PrefixTable | None = None,
     ) -> None:
-        """As Engines.up."""
-        self.engines.up(region, info, on_broken, engine, worker, prefixes)
+        """As Models.up."""
+        self.models.up(model, region, info, on_broken, engine, worker, prefixes)
 
     def engine_lost(self, reason: str = "", message: str = "", *, engine: int = 0) -> None:
-        """As Engines.lost."""
-        self.engines.lost(engine, reason, message)
+        """As Models.lost."""
+        self.models.lost(engine, reason, message)
 
-    def engine_or_refuse(self) -> EngineLink:
-        """Raises ApiError while draining, without an engine, or with one that is not well."""
+    def refuse_unread(self) -> None:
+        """Before a request for an answer is read, where it is clear by then. Raises ApiError."""
+        self.engine_or_refuse(self.models.main)
+
+    def engine_or_refuse(self, served: Served) -> EngineLink:
+        """Of a model. Raises ApiError while draining, without an engine, or with one that is not
+        well."""
         if self.draining:
             raise self.draining_error()
-        if (engine := self.engine) is None:
-            raise self.engines.unavailable_error()
-        if self.engines.is_tripped:
-            raise ApiError("engine_tripped").after(limits.TRIPPED_RETRY_SECONDS)
-        return engine
+        return served.engine_or_refuse()
 
     def draining_error(self) -> ApiError:
         return ApiError("draining").after(limits.OVERLOAD_RETRY_SECONDS)
 
     def unready_reason(self) -> str:
         """Empty if new requests would be served."""
-        if self.draining:
-            return "draining"
-        if (engine := self.engine) is None:
-            return self.engines.unavailable_reason
-        if self.engines.is_tripped:
-            return "engine_tripped"
-        return "" if engine.is_healthy() else "engine_stalled"
+        return "draining" if self.draining else self.models.main.unready_reason()
 
     def reload(self) -> None:
         """Read the keys file and the certificate again, each whatever becomes of the other. What is
@@ -586,7 +561,7 @@ class EdgeServer:
         if self._quic is not None:
             self._quic.close()
         self.siblings.close()
-        self.engines.close()
+        self.models.close()
         if self.telemetry is not None:
             self.telemetry.close()
             self.telemetry = None

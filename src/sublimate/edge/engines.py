@@ -22,7 +22,7 @@ from .record import Tenant
 from .router import PROMPT_TOKENS, Candidate, choose
 
 if TYPE_CHECKING:
-    from .observe.metrics import Metrics
+    from .observe.answer_metrics import AnswerMetrics
     from .observe.stories import Stories
 
 FOREVER_REASONS = ("hardware_not_supported", "load_failed")
@@ -36,7 +36,7 @@ class Engines:
         self,
         loop: asyncio.AbstractEventLoop,
         vocabulary: _core.Vocabulary,
-        metrics: Metrics,
+        metrics: AnswerMetrics,
         stories: Stories,
         signature_key: bytes,
         standing: Standing,

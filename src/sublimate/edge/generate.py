@@ -34,6 +34,7 @@ from .textmodel import TextModel
 
 if TYPE_CHECKING:
     from .app import EdgeServer
+    from .served import Served
     from .stream import Answer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -50,12 +51,11 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
     timing = exchange.timing = Timing(exchange.started_seconds)
     if server.relief is not None:
         server.relief.check(exchange)
-    server.engine_or_refuse()
+    server.refuse_unread()
     return prepared(
         server,
         exchange,
         lambda body: surface.read(server, exchange, body),
-        server.context_tokens,
         lambda prompt: _submit(server, exchange, surface, prompt, timing),
         constrains=True,
     )
@@ -66,13 +66,14 @@ def _submit(
 ) -> None:
     """Hand a prepared request to the engine. Raises ApiError."""
     timing.prepared(*prompt.ends_ns)
-    server.engine_or_refuse()  # it may have gone while a worker thread prepared
+    served = server.models.of(prompt.generation.model_name)
+    server.engine_or_refuse(served)  # it may have gone while a worker thread prepared
     if exchange.gone:
         return
     tenant = server.access.tenant(exchange.tenant_key)
-    engine = server.engines.choose(prompt.ids, tenant, server.settings.queue_max)
-    answer = _new_answer(server, engine, exchange, surface, prompt, timing)
-    blocks = _blocks(server.model, prompt)
+    engine = served.engines.choose(prompt.ids, tenant, server.settings.queue_max)
+    answer = _new_answer(server, served, engine, exchange, surface, prompt, timing)
+    blocks = _blocks(served.text, prompt)
     answer.has_blocks = blocks is not None
     sampling = prompt.generation.sampling
     room = min(sampling.max_tokens, engine.context_tokens - len(prompt.ids))
@@ -80,7 +81,7 @@ def _submit(
         ids=prompt.ids,
         sampling=sampling,
         token_budget=room,
-        stop_tokens=(*server.model.tokenizer.stop_tokens, *sampling.stop_token_ids),
+        stop_tokens=(*served.text.tokenizer.stop_tokens, *sampling.stop_token_ids),
         profile=prompt.generation.profile,
         tenant=tenant,
         format=answer.format,
@@ -129,6 +130,7 @@ def _blocks(model: TextModel, prompt: Prompt) -> BlockFormat | None:
 
 def _new_answer(
     server: EdgeServer,
+    served: Served,
     engine: EngineLink,
     exchange: Exchange,
     surface: Surface,
@@ -138,7 +140,7 @@ def _new_answer(
     kind = surface.streamed if prompt.generation.stream else surface.collected
     return kind(
         exchange,
-        server.metrics,
+        served.metrics,
         timing,
         prompt,
         message_id=new_identifier(surface.identifier),
@@ -186,7 +188,6 @@ def prepared(
     server: EdgeServer,
     exchange: Exchange,
     read: Callable[[bytes], Generation],
-    context_tokens: int,
     then: Callable[[Prompt], None],
     *,
     constrains: bool = False,
@@ -214,16 +215,20 @@ def prepared(
         except ElsewhereError:
             request.body = body  # it goes on from here
             raise
+        served = server.models.of(generation.model_name)
         return prepare(
             generation,
-            server.model,
-            context_tokens=context_tokens,
+            served.text,
+            context_tokens=served.prompt_tokens_max if is_counted else served.context_tokens,
             owner=owner,
             is_counted=is_counted,
         )
 
+    def text_of(prompt: Prompt) -> TextModel:
+        return server.models.of(prompt.generation.model_name).text
+
     def held(prompt: Prompt) -> Prompt:
-        return constrained(prompt, server.model) if constrains else prompt
+        return constrained(prompt, text_of(prompt)) if constrains else prompt
 
     async def elsewhere(make: Callable[[], Prompt]) -> None:
         size = len(body)
@@ -235,8 +240,10 @@ def prepared(
         prompt = work()
     except NeedsThreadError:
         return elsewhere(lambda: held(work()))
-    if constrains and not server.model.grammars.is_ready(wanted_of(prompt, server.model)):
-        return elsewhere(lambda: held(prompt))
+    if constrains:
+        text = text_of(prompt)
+        if not text.grammars.is_ready(wanted_of(prompt, text)):
+            return elsewhere(lambda: held(prompt))
     then(held(prompt))
     return None
 

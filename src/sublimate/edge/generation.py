@@ -7,9 +7,9 @@ returns a Generation, the two makers of answers write what comes back in that AP
 - turns: model/turns.py. A last assistant turn is continued; results are `tool` turns in the order
   of their calls (api/conversation.py makes them so).
 - sampling: give the body's struct the fields of SamplingFields by inheritance, or make one, and
-  call `server.checked_sampling`. Without a limit of its own a body has max_tokens UNLIMITED.
+  call `checked_sampling` of the model. Without a limit of its own a body has max_tokens UNLIMITED.
 - profile: `choose_profile`, from the name in the body, if any.
-- model_name: `server.model.resolve`, which raises the 404.
+- model_name: that of `server.models.resolve`, which raises the 404.
 - raise ApiError("field", ...) by field_error(path, reason) for what the body has wrong.
 
 defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMITED,
@@ -75,7 +75,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to make."""
 
     model_name: str
-    """Under which it is answered."""
+    """Under which it is answered; `server.models.of` finds the model by it."""
     turns: tuple[Turn, ...]
     sampling: Sampling
     profile: Profile

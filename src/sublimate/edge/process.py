@@ -70,7 +70,6 @@ class EdgeProcess:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
         model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
-        model.add_aliases(start.settings.aliases)
         count = len(fds) - len(start.extras)
         if not 1 <= count <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
@@ -165,9 +164,9 @@ class EdgeProcess:
             case channel.EngineLost(engine=engine, reason=reason, message=message):
                 server.engine_lost(reason, message, engine=engine)
             case channel.Health(engine=engine, state=state, fault=fault):
-                server.standing.told(engine, Verdict(state, fault))
+                server.models.told(engine, Verdict(state, fault))
             case channel.EngineLeaving(engine=engine):
-                server.engines.leave(engine, lambda: self._tell(channel.EngineIdle(engine=engine)))
+                server.models.leave(engine, lambda: self._tell(channel.EngineIdle(engine=engine)))
             case channel.Reload():
                 server.reload()
             case channel.Drain(seconds=seconds, serves=serves):

@@ -18,7 +18,7 @@ from .engine import EngineLink, Ticket
 from .errors import ApiError
 from .exchange import Exchange, Header
 from .generation import Prompt
-from .observe.metrics import Metrics
+from .observe.answer_metrics import AnswerMetrics
 from .observe.timing import NS_PER_SECOND, Timing
 
 LOG = logging.getLogger("sublimate.edge")
@@ -33,7 +33,7 @@ class Answer:
     def __init__(
         self,
         exchange: Exchange,
-        metrics: Metrics,
+        metrics: AnswerMetrics,
         timing: Timing,
         prompt: Prompt,
         *,

@@ -1,4 +1,4 @@
-"""What the edge knows of the model: its names, tokenizer, template and the bytes of its tokens.
+"""What the edge knows of a model's text: its tokenizer, template and the bytes of its tokens.
 
 defines: TextModel, load_text_model
 """
@@ -6,23 +6,16 @@ defines: TextModel, load_text_model
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..errors import ConfigError, ModelError, nearest
+from ..errors import ModelError
 from ..grammar.compiler import Grammars
 from ..model.conversation import ConversationTokenizer
 from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
-from . import limits
-from .errors import ApiError
-
-VENDOR_PREFIX = "claude-"
-"""Any id that begins so names the loaded model: clients work by changing the base URL alone, and
-one of them lists only ids that contain this word."""
-ALWAYS = ("default", "sublimate")
 
 
 class TextModel:
@@ -47,32 +40,6 @@ class TextModel:
         self.conversations = ConversationTokenizer(tokenizer)
         self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
         self.grammars = Grammars(tokenizer, template.tool_format, template.thinking_format)
-        self.listed = (name, VENDOR_PREFIX + name)
-        self._names = {name, name.lower(), display_name, *self.listed, *ALWAYS}
-
-    def add_aliases(self, aliases: Sequence[str]) -> None:
-        """More names, each as ALIAS=MODEL with a name that is known. Raises ConfigError."""
-        for text in aliases:
-            alias, _, target = text.partition("=")
-            if not alias or len(alias) > limits.IDENTIFIER_CHARACTERS_MAX:
-                raise ConfigError(f"alias {text!r}: expected ALIAS=MODEL.")
-            if target not in self._names:
-                raise ConfigError(
-                    f"alias {text!r}: no model {target!r} is served.{nearest(target, self._names)}"
-                )
-            self._names.add(alias)
-            self.listed = (*self.listed, alias)
-
-    def resolve(self, requested: str) -> str:
-        """The model's own name for an id of a request. Raises ApiError (404) for an unknown one.
-
-        A request's id is looked up, never joined to anything.
-        """
-        known = requested in self._names or requested.startswith(VENDOR_PREFIX)
-        if known and len(requested) <= limits.IDENTIFIER_CHARACTERS_MAX:
-            return self.name
-        shown = requested[: limits.IDENTIFIER_CHARACTERS_MAX]
-        raise ApiError("unknown_model", model=shown)
 
 
 def text_model_from_metadata(

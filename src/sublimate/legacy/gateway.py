@@ -111,7 +111,7 @@ async def negotiate(server: EdgeServer, exchange: Exchange) -> None:
         raise field_error("model", "the name of the model to use is needed, a string") from None
     except msgspec.DecodeError:
         raise ApiError("invalid_json") from None
-    model = server.model.resolve(asked.model)
+    model = server.models.resolve(asked.model).name
     gateway = server.part(Gateway)
     granted = await gateway.ask(model)
     scheme_and_host, _, _ = exchange.base_url().rpartition(":")

@@ -30,7 +30,8 @@ def _begun(server: EdgeServer, answer: Answer) -> None:
     if isinstance(generation, MessagesGeneration) and generation.fingerprint is not None:
         entry = msgspec.structs.replace(generation.fingerprint, tokens=answer.prompt_tokens)
         if generation.miss_reason:
-            server.metrics.divergences[generation.miss_reason] += 1
+            metrics = server.models.of(generation.model_name).metrics
+            metrics.divergences[generation.miss_reason] += 1
         known = server.part(Fingerprints)
         known.remember(answer.exchange.tenant_key, answer.message_id, entry)
 
@@ -57,7 +58,6 @@ def count_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | No
         server,
         exchange,
         lambda body: read_count(server, body, exchange.tenant_key),
-        server.prompt_tokens_max,
         lambda prompt: _send_count(exchange, prompt),
         is_counted=True,
     )

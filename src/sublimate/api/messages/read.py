@@ -90,12 +90,12 @@ def _generation(
     profile: Profile,
     owner: bytes,
 ) -> MessagesGeneration:
-    model_name = server.model.resolve(request.model)
+    served = server.models.resolve(request.model)
     check_offered(request)
-    sampling = server.checked_sampling(fields)
+    sampling = served.checked_sampling(fields)
     tools = read_tools(request.tools or [], tools_max=server.limits.tools_max)
     policy = Policy(
-        model_name,
+        served.name,
         server.limits.messages_max,
         image_notes=server.settings.tool_result_images == "note",
         file_text=FileTexts(server, owner).text,
@@ -109,15 +109,15 @@ def _generation(
 
         def count(turns: Sequence[Turn]) -> int:
             try:
-                rendered = server.model.template.render(turns, told, thinking=thinking is not None)
+                rendered = served.text.template.render(turns, told, thinking=thinking is not None)
             except TemplateLimitError:
                 raise ApiError("template_limit") from None
-            return counted(rendered, server.model, server.prompt_tokens_max, owner)
+            return counted(rendered, served.text, served.prompt_tokens_max, owner)
 
         edits = request.context_management.edits or []
         conversation.turns, applied, original_tokens = apply_edits(conversation.turns, edits, count)
     generation = MessagesGeneration(
-        model_name=model_name,
+        model_name=served.name,
         turns=tuple(conversation.turns),
         sampling=sampling,
         profile=profile,

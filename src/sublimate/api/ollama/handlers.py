@@ -64,8 +64,7 @@ def _answer_load(server: EdgeServer, exchange: Exchange, part: dict[str, Any]) -
         return False  # the reader of a whole request says what is wrong
     if request.prompt or request.messages or request.system or request.images:
         return False
-    model_of(server, request.model)
-    server.engine_or_refuse()
+    server.engine_or_refuse(model_of(server, request.model))
     reason = "unload" if request.keep_alive in (0, "0") else "load"
     head = {"model": request.model, "created_at": now_text()}
     exchange.send_json(

@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps, /api/version and POST /api/show: the one model that is served.
+"""GET /api/tags, /api/ps, /api/version and POST /api/show: the models that are served.
 
 defines: list_models, list_running, show_model, version, API_VERSION
 """
@@ -19,6 +19,7 @@ from .request import TAG, model_of
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
+    from ...edge.served import Served
 
 API_VERSION = "0.13.0"
 """Of Ollama's API that is spoken here; tools compare it with what they need."""
@@ -42,22 +43,23 @@ DECODER = msgspec.json.Decoder(ShowRequest)
 
 
 def list_models(server: EdgeServer, exchange: Exchange) -> None:
-    _send(exchange, {"models": [_entry(server)]})
+    _send(exchange, {"models": [_entry(served) for served in server.models.all]})
 
 
 def list_running(server: EdgeServer, exchange: Exchange) -> None:
-    """Nothing while the engine is away."""
-    if server.engine is None:
-        _send(exchange, {"models": []})
-        return
+    """None while its engine is away."""
+    _send(exchange, {"models": [_running(one) for one in server.models.all if one.links]})
+
+
+def _running(served: Served) -> dict[str, Any]:
     running = {
-        **_entry(server),
+        **_entry(served),
         "expires_at": NEVER,
         "size_vram": 0,
-        "context_length": server.context_tokens,
+        "context_length": served.context_tokens,
     }
     del running["modified_at"]
-    _send(exchange, {"models": [running]})
+    return running
 
 
 def show_model(server: EdgeServer, exchange: Exchange) -> None:
@@ -67,18 +69,18 @@ def show_model(server: EdgeServer, exchange: Exchange) -> None:
     requested = request.model or request.name
     if not requested:
         raise field_error("model", "field required")
-    model_of(server, requested)
-    model = server.model
+    served = model_of(server, requested)
+    model = served.text
     facts = dict(model.facts)
     architecture = facts.get("general.architecture")
     if architecture is not None:
         # What is served, which may be less or more than the model was trained for.
-        facts[f"{architecture}.context_length"] = server.context_tokens
-    facts["general.parameter_count"] = _parameters(server)
+        facts[f"{architecture}.context_length"] = served.context_tokens
+    facts["general.parameter_count"] = _parameters(served)
     capabilities = ["completion", "tools"]
     if model.template.thinking_format is not None:
         capabilities.append("thinking")
-    entry = _entry(server)
+    entry = _entry(served)
     shown = {
         "modelfile": f"FROM {model.name}\n",
         "parameters": "",
@@ -99,8 +101,8 @@ def _send(exchange: Exchange, shown: dict[str, Any]) -> None:
     exchange.send_json(200, msgspec.json.encode(shown))
 
 
-def _entry(server: EdgeServer) -> dict[str, Any]:
-    model = server.model
+def _entry(served: Served) -> dict[str, Any]:
+    model = served.text
     facts = model.facts
     family = str(facts.get("general.architecture", ""))
     named = f"{model.name}{TAG}"
@@ -118,14 +120,14 @@ def _entry(server: EdgeServer) -> dict[str, Any]:
             "format": "gguf",
             "family": family,
             "families": [family],
-            "parameter_size": _size_text(_parameters(server)),
+            "parameter_size": _size_text(_parameters(served)),
             "quantization_level": FILE_TYPES.get(facts.get("general.file_type", -1), "unknown"),
         },
     }
 
 
-def _parameters(server: EdgeServer) -> int:
-    return int(server.engine.info.get("parameters", 0)) if server.engine else 0
+def _parameters(served: Served) -> int:
+    return int(served.links[0].info.get("parameters", 0)) if served.links else 0
 
 
 def _size_text(parameters: int) -> str:

@@ -32,6 +32,7 @@ from ..openai.scores import Vocabulary
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
+    from ...edge.served import Served
 
 TAG = ":latest"
 SPOKEN: dict[str, Role] = {"system": "system", "user": "user"}
@@ -121,9 +122,9 @@ class OllamaGeneration(Generation, frozen=True, kw_only=True):
     """Of the log-probabilities, if they are asked for."""
 
 
-def model_of(server: EdgeServer, requested: str) -> str:
+def model_of(server: EdgeServer, requested: str) -> Served:
     """Raises ApiError (404)."""
-    return server.model.resolve(requested.removesuffix(TAG))
+    return server.models.resolve(requested.removesuffix(TAG))
 
 
 def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGeneration:
@@ -165,14 +166,14 @@ def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> Ollama
 
 
 def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> OllamaGeneration:
-    model_name = model_of(server, request.model)
+    served = model_of(server, request.model)
     logprobs = logprobs_of(request.logprobs, request.top_logprobs)
-    sampling = _sampling(server, request.options or Options(), logprobs)
+    sampling = _sampling(served, request.options or Options(), logprobs)
     effort = request.think
     if isinstance(effort, bool):
         effort = DEFAULT_THINK if effort else None
     return OllamaGeneration(
-        model_name=model_name,
+        model_name=served.name,
         requested_name=request.model,
         sampling=sampling,
         profile=choose_profile(request.execution_profile, server.settings),
@@ -180,7 +181,7 @@ def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> Olla
         answer_schema=_answer_schema(request.format),
         answer_path="format",
         thinking=thinking_budget("think", effort, sampling.max_tokens),
-        vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
+        vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
         **parts,
     )
 
@@ -194,7 +195,7 @@ def _answer_schema(format: str | dict[str, Any] | None) -> dict[str, Any] | None
 
 
 # ---- sampling ------------------------------------------------------------------------------------
-def _sampling(server: EdgeServer, options: Options, logprobs: int) -> Sampling:
+def _sampling(served: Served, options: Options, logprobs: int) -> Sampling:
     for name, off in NEUTRAL.items():
         if getattr(options, name) not in (None, off):
             raise field_error(f"options.{name}", "not offered by this server")
@@ -218,7 +219,7 @@ def _sampling(server: EdgeServer, options: Options, logprobs: int) -> Sampling:
     }
     ours = SamplingFields.__struct_fields__
     names = {name: f"options.{renamed.get(name, name)}" for name in ours}
-    sampling = checked(lambda: server.checked_sampling(fields), names)
+    sampling = checked(lambda: served.checked_sampling(fields), names)
     return msgspec.structs.replace(sampling, logprobs=logprobs) if logprobs >= 0 else sampling
 
 

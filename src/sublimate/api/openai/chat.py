@@ -110,7 +110,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     del exchange
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings)
-    model_name = server.model.resolve(request.model)
+    served = server.models.resolve(request.model)
     check_not_offered(request, "functions", "function_call", "audio", "web_search_options")
     check_one("n", request.n)
     if set(request.modalities or ()) - {"text"}:
@@ -119,11 +119,11 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     limit = ("max_tokens", request.max_tokens)
     if request.max_completion_tokens is not None:
         limit = ("max_completion_tokens", request.max_completion_tokens)
-    sampling = checked_sampling(server, request, limit, request.stop, logprobs)
+    sampling = checked_sampling(served, request, limit, request.stop, logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
     choice = read_choice(request.tool_choice, tools)
     return ChatGeneration(
-        model_name=model_name,
+        model_name=served.name,
         turns=read_messages(request.messages, server.limits.messages_max),
         sampling=sampling,
         profile=profile,
@@ -139,7 +139,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         answer_path="response_format.json_schema.schema",
         thinking=thinking_budget("reasoning_effort", request.reasoning_effort, sampling.max_tokens),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
+        vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )
 
 

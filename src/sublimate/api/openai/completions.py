@@ -61,7 +61,7 @@ def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> Comp
     del exchange
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings)
-    model_name = server.model.resolve(request.model)
+    served = server.models.resolve(request.model)
     check_not_offered(request, "response_format")
     check_one("n", request.n)
     check_one("best_of", request.best_of)
@@ -73,13 +73,13 @@ def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> Comp
     if request.echo and logprobs >= 0:
         raise field_error("echo", "this server has no log-probabilities of a prompt")
     limit = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-    vocabulary = server.model.tokenizer.token_bytes
+    vocabulary = served.text.tokenizer.token_bytes
     prompt = read_prompt(request.prompt, len(vocabulary))
     return CompletionGeneration(
-        model_name=model_name,
+        model_name=served.name,
         turns=(),
         raw_prompt=prompt,
-        sampling=checked_sampling(server, request, ("max_tokens", limit), request.stop, logprobs),
+        sampling=checked_sampling(served, request, ("max_tokens", limit), request.stop, logprobs),
         profile=profile,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),

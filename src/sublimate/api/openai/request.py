@@ -21,7 +21,7 @@ from ..conversation import checked
 from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
 
 if TYPE_CHECKING:
-    from ...edge.app import EdgeServer
+    from ...edge.served import Served
 
 LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -59,7 +59,7 @@ def check_one(name: str, value: int | None) -> None:
 
 
 def checked_sampling(
-    server: EdgeServer,
+    served: Served,
     request: SharedFields,
     max_tokens: tuple[str, int | None],
     stop: str | list[str] | None = None,
@@ -70,7 +70,7 @@ def checked_sampling(
     request.max_tokens = UNLIMITED if limit is None else limit
     request.stop_sequences = [stop] if isinstance(stop, str) else stop
     names = {"max_tokens": name, "stop_sequences": "stop"}
-    sampling = checked(lambda: server.checked_sampling(request), names)
+    sampling = checked(lambda: served.checked_sampling(request), names)
     return msgspec.structs.replace(sampling, logprobs=logprobs) if logprobs >= 0 else sampling
 
 

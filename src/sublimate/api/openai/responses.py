@@ -127,7 +127,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     """Raises ApiError."""
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings)
-    model_name = server.model.resolve(request.model)
+    served = server.models.resolve(request.model)
     check_not_offered(request, "background", "conversation", "prompt", "context_management")
     if request.truncation not in (None, "disabled"):
         raise field_error("truncation", "this server never leaves out a part of a conversation")
@@ -136,7 +136,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         raise field_error("include", "log-probabilities are of answers without tools here")
     logprobs = logprobs_of(wants_scores, request.top_logprobs or None)
     limit = ("max_output_tokens", request.max_output_tokens)
-    sampling = checked_sampling(server, request, limit, logprobs=logprobs)
+    sampling = checked_sampling(served, request, limit, logprobs=logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
     choice = read_choice(request.tool_choice, tools)
     store = server.part(ResponseStore)
@@ -148,7 +148,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     told = (said("system", request.instructions),) if request.instructions else ()
     effort = request.reasoning.effort if request.reasoning else None
     return ResponsesGeneration(
-        model_name=model_name,
+        model_name=served.name,
         turns=_joined(told, conversation),
         conversation=conversation,
         sampling=sampling,
@@ -166,7 +166,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         thinking=thinking_budget("reasoning.effort", effort, sampling.max_tokens),
         shown=_shown(request),
         store=None if request.store is False else store,
-        vocabulary=server.model.tokenizer.token_bytes if logprobs >= 0 else (),
+        vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )
 
 

@@ -1,60 +1,33 @@
 """Numbers for Prometheus: what the edge measures itself, and the loop's counters from its region.
 
 Names and bucket edges are those that dashboards for this kind of server already use, with our
-prefix. What happens once per stream and step, the gaps between tokens, the core observes itself.
+prefix. What is of one model has its name as label.
 
-defines: histogram_family, Metrics, merged
+defines: ModelFigures, Metrics, merged
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ..._core import Histogram
-from ...config import PROFILES, Profile
 from . import compat
+from .answer_metrics import PREFIX, AnswerMetrics, counters, histogram_family
 
 if TYPE_CHECKING:
     from ..engine import EngineLink
-    from ..stream import Answer
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-PREFIX = "sublimate_"
 PARTS_PER_MILLION = 1_000_000
 NS_PER_S = 1e9
-# Finer where streams of one's own machine are, and every edge of compat.py among them.
-FIRST_TOKEN_EDGES = compat.FIRST_TOKEN_EDGES
-INTER_TOKEN_EDGES = (0.001, 0.0025, 0.005, *compat.INTER_TOKEN_EDGES)
 HANDSHAKE_EDGES = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-REQUEST_EDGES = (0.01, 0.05, 0.1, *compat.REQUEST_EDGES)
-
-
-def histogram_family(
-    name: str, text: str, histogram: Histogram, labels: dict[str, str]
-) -> HistogramMetricFamily:
-    """With cumulative buckets."""
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    edges = (*map(str, histogram.edges), "+Inf")
-    for edge, count in zip(edges, histogram.counts, strict=True):
-        total += count
-        buckets.append((edge, float(total)))
-    family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), buckets, histogram.sum)
-    return family
-
 
 # Counters of the loop: field of its stats page -> (metric, help).
 LOOP_COUNTERS = {
@@ -91,21 +64,31 @@ WHOLE_GAUGES = {
 }
 
 
+class ModelFigures(Protocol):
+    """One model, as far as numbers are told of it."""
+
+    name: str
+    metrics: AnswerMetrics
+
+    @property
+    def links(self) -> Sequence[EngineLink]:
+        """Its engines that serve now."""
+        ...
+
+    def families(self, labels: dict[str, str]) -> Iterator[Any]:
+        """More, with the labels of the model."""
+        ...
+
+
 class Metrics(Collector):
     """All numbers of one edge."""
 
-    def __init__(self, model_name: str, compat_names: str = "") -> None:
-        """compat_names: "vllm" tells everything that vLLM has under its names too."""
+    def __init__(
+        self, models: Callable[[], Sequence[ModelFigures]], compat_names: str = ""
+    ) -> None:
+        """models: the main one first, with whose name is told what is of no single model.
+        compat_names: "vllm" tells everything that vLLM has under its names too."""
         self._compat_names = compat_names
-        self.first_token = Histogram(FIRST_TOKEN_EDGES)
-        self.inter_token = Histogram(INTER_TOKEN_EDGES)
-        """Written by the engine link's client."""
-        self.end_to_end = Histogram(REQUEST_EDGES)
-        self.queue = Histogram(REQUEST_EDGES)
-        self.inference = Histogram(REQUEST_EDGES)
-        self.prefill = Histogram(REQUEST_EDGES)
-        self.decode = Histogram(REQUEST_EDGES)
-        self.ends: Counter[str] = Counter()
         self.responses: Counter[str] = Counter()
         self.fallbacks: Counter[tuple[str, str]] = Counter()
         """Of decisions, by reason and by where the request went instead."""
@@ -116,44 +99,19 @@ class Metrics(Collector):
         """Of QUIC, from a connection's first datagram."""
         self.handshakes: Counter[str] = Counter()
         """full, resumed, early: resumed with requests in the first flight."""
-        self.relaxations: Counter[str] = Counter()
-        """Of schemas: those of the model's grammars."""
-        self.queue_by_profile: dict[Profile, Histogram] = {
-            profile: Histogram(REQUEST_EDGES) for profile in PROFILES
-        }
-        """The profile is what decides who goes first."""
-        self.divergences: Counter[str] = Counter()
         self.calls: Counter[tuple[str, str]] = Counter()
         """Of gRPC, by transport and how they ended."""
-        self.pings = 0
         self.connections = 0
         self.load_utilization_ppm = 0
         """Share of the roofline in the last whole second under load; 0 before the first."""
-        self.engines: Callable[[], Sequence[EngineLink]] = list
-        """That serve now."""
         self.worker: str | None = None
         """Of several, this one."""
         self.answers: Callable[[], int] = lambda: 0
         self.parts: list[Callable[[dict[str, str]], Iterator[Any]]] = []
         """More families, each told the labels of all."""
-        self._model_name = model_name
+        self._models = models
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-
-    def count_answer(self, answer: Answer, now_seconds: float) -> None:
-        """A complete answer."""
-        begun, admitted = answer.exchange.started_seconds, answer.admitted_seconds
-        self.end_to_end.observe(now_seconds - begun)
-        queued = max(0.0, admitted - begun)
-        self.queue.observe(queued)
-        self.queue_by_profile[answer.generation.profile].observe(queued)
-        self.inference.observe(now_seconds - admitted)
-        if answer.first_token_seconds:
-            self.prefill.observe(answer.first_token_seconds - admitted)
-            self.decode.observe(now_seconds - answer.first_token_seconds)
-
-    def count_end(self, reason: str) -> None:
-        self.ends[reason] += 1
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -166,59 +124,45 @@ class Metrics(Collector):
             yield from compat.vllm_families(families)
 
     def _families(self) -> Iterator[Any]:
-        labels = {"model_name": self._model_name, "engine": "0"}
-        if self.worker is not None:
-            labels["worker"] = self.worker
+        models = self._models()
+        labels = self._labels(models[0])
         yield from self._edge_families(labels)
         load = self.load_utilization_ppm / PARTS_PER_MILLION
         text = "Share of the measured roofline, last second that had load."
         yield _gauge("engine_utilization_under_load", text, load, labels)
         for part in self.parts:
             yield from part(labels)
-        yield from self._engine_families(labels)
+        yield from _joined(family for model in models for family in self._model_families(model))
 
-    def _engine_families(self, labels: dict[str, str]) -> list[Any]:
-        """Each family once, with the samples of all engines. What is one figure of an engine, and
-        not of what this edge has to do with it, the edge of the same worker tells."""
-        merged: dict[str, Any] = {}
-        for engine in self.engines():
+    def _labels(self, model: ModelFigures) -> dict[str, str]:
+        labels = {"model_name": model.name, "engine": "0"}
+        if self.worker is not None:
+            labels["worker"] = self.worker
+        return labels
+
+    def _model_families(self, model: ModelFigures) -> Iterator[Any]:
+        """Of its answers and of its engines. What is one figure of an engine, and not of what this
+        edge has to do with it, the edge of the same worker tells."""
+        labels = self._labels(model)
+        yield from model.metrics.families(labels)
+        yield from model.families(labels)
+        for engine in model.links:
             mine = {**labels, "engine": str(engine.worker)}
-            families = list(_loop_families(engine, mine))
+            yield from _loop_families(engine, mine)
             if self.worker in (None, str(engine.worker)):
-                families += _whole_families(engine, mine)
-            for family in families:
-                known = merged.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
-        return list(merged.values())
+                yield from _whole_families(engine, mine)
 
     def _edge_families(self, labels: dict[str, str]) -> Iterator[Any]:
-        named = (
-            ("time_to_first_token_seconds", "Receipt to first token.", self.first_token),
-            ("inter_token_latency_seconds", "Between events with tokens.", self.inter_token),
-            ("e2e_request_latency_seconds", "Receipt to end.", self.end_to_end),
-            ("request_queue_time_seconds", "Receipt to admission.", self.queue),
-            ("request_inference_time_seconds", "Admission to end.", self.inference),
-            ("request_prefill_time_seconds", "Admission to first token.", self.prefill),
-            ("request_decode_time_seconds", "First token to end.", self.decode),
-            ("quic_handshake_seconds", "First datagram to end of handshake.", self.handshake),
-        )
-        for name, text, histogram in named:
-            yield histogram_family(name, text, histogram, labels)
-        yield _counters("request_success", "Ends by reason.", "finished_reason", self.ends, labels)
-        yield _by_profile(self.queue_by_profile, labels)
-        text = "Prompts that left the one before them, by what was not as it was."
-        yield _counters("prefix_divergences", text, "reason", self.divergences, labels)
-        text = "What grammars leave out of schemas, by keyword or bound, once per schema."
-        yield _counters("grammar_relaxations", text, "reason", self.relaxations, labels)
+        text = "First datagram to end of handshake."
+        yield histogram_family("quic_handshake_seconds", text, self.handshake, labels)
         yield _fallbacks(self.fallbacks, labels)
-        yield _counters("http_responses", "Answers by status.", "status", self.responses, labels)
+        yield counters("http_responses", "Answers by status.", "status", self.responses, labels)
         text = "Answers that were streams, by content type."
-        yield _counters("http_streams", text, "content_type", self.streams, labels)
+        yield counters("http_streams", text, "content_type", self.streams, labels)
         text = "Answers by what carried them."
-        yield _counters("http_protocol_responses", text, "protocol", self.protocols, labels)
+        yield counters("http_protocol_responses", text, "protocol", self.protocols, labels)
         text = "Handshakes of QUIC; early: with requests before its end."
-        yield _counters("quic_handshakes", text, "kind", self.handshakes, labels)
+        yield counters("quic_handshakes", text, "kind", self.handshakes, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
         calls = CounterMetricFamily(
@@ -227,29 +171,16 @@ class Metrics(Collector):
         for (transport, end), count in sorted(self.calls.items()):
             calls.add_metric([*labels.values(), transport, end], count)
         yield calls
-        pings = CounterMetricFamily(PREFIX + "pings", "Pings sent.", labels=list(labels))
-        pings.add_metric(list(labels.values()), self.pings)
-        yield pings
 
 
-def _by_profile(
-    histograms: dict[Profile, Histogram], labels: dict[str, str]
-) -> HistogramMetricFamily:
-    name, text = "queue_wait_seconds", "Receipt to admission, by execution profile."
-    family = HistogramMetricFamily(PREFIX + name, text, labels=[*labels, "profile"])
-    for profile, histogram in histograms.items():
-        one = histogram_family(name, text, histogram, {**labels, "profile": profile})
-        family.samples += one.samples
-    return family
-
-
-def _counters(
-    name: str, text: str, label: str, values: Counter[str], labels: dict[str, str]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
-    for value, count in sorted(values.items()):
-        family.add_metric([*labels.values(), value], count)
-    return family
+def _joined(families: Iterable[Any]) -> list[Any]:
+    """Each family once, with the samples of all that have it."""
+    known: dict[str, Any] = {}
+    for family in families:
+        first = known.setdefault(family.name, family)
+        if first is not family:
+            first.samples += family.samples
+    return list(known.values())
 
 
 def _fallbacks(values: Counter[tuple[str, str]], labels: dict[str, str]) -> CounterMetricFamily:
