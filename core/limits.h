@@ -87,6 +87,10 @@ constexpr int32_t HIDDEN_MAX = 1 << 18; // also feed-forward columns
 constexpr int32_t HEADS_MAX = 1024;
 constexpr int32_t HEAD_DIM_MAX = 256; // the kernels keep a head's output on the stack
 
+// ---- adapters -------------------------------------------------------------------------------
+constexpr int32_t ADAPTERS_MAX = 64;      // loaded with one model
+constexpr int32_t ADAPTER_RANK_MAX = 512; // larger ones are not low
+
 // ---- threads --------------------------------------------------------------------------------
 constexpr int32_t COMPUTE_THREADS_MAX = 64;
 

@@ -55,7 +55,7 @@ void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
 std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
                                     int32_t context_length, int32_t kv_pages, int32_t stop_token,
                                     int32_t step_delay_us, int32_t prefill_delay_us_per_token,
-                                    bool speculation, uint64_t prefix_secret) {
+                                    bool speculation, uint64_t prefix_secret, int32_t adapters) {
     if (vocabulary < 1 || vocabulary > limits::VOCABULARY_MAX)
         throw CoreError("vocabulary: not in [1, VOCABULARY_MAX]");
     if (context_length < 1 || context_length > limits::CONTEXT_TOKENS_MAX)
@@ -64,6 +64,8 @@ std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
         throw CoreError("kv_pages: not in [1, KV_PAGES_MAX]");
     if (step_delay_us < 0 || prefill_delay_us_per_token < 0)
         throw CoreError("a delay must not be negative");
+    if (adapters < 0 || adapters > limits::ADAPTERS_MAX)
+        throw CoreError("adapters: not in [0, ADAPTERS_MAX]");
     check_ids({stop_token}, vocabulary);
     std::vector<ScriptLine> lines;
     for (const auto& [match, answer] : script) {
@@ -78,6 +80,7 @@ std::unique_ptr<Engine> with_script(const Script& script, int32_t vocabulary,
     options.stop_token = stop_token;
     options.step_delay_us = step_delay_us;
     options.prefill_delay_us_per_token = prefill_delay_us_per_token;
+    options.adapters = adapters;
     return make_scripted_engine(std::move(lines), options,
                                 engine_options(kv_pages, speculation, prefix_secret));
 }
@@ -113,7 +116,7 @@ void bind_engine(nb::module_& m) {
         .def_static("with_script", &with_script, "script"_a, nb::kw_only(), "vocabulary"_a,
                     "context_length"_a = 8192, "kv_pages"_a = 4096, "stop_token"_a = 2,
                     "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0,
-                    "speculation"_a = false, "prefix_secret"_a = 0)
+                    "speculation"_a = false, "prefix_secret"_a = 0, "adapters"_a = 0)
         .def_prop_ro("prefix_fd", &Engine::prefix_fd)
         .def("attach", &attach, "region"_a)
         .def("detach", &Engine::detach, "edge"_a, release())

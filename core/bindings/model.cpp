@@ -1,19 +1,21 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, load, logits, choice_info, model_info, probe, bind_gguf,
-// bind_model
+// defines: value_object, open_gguf, source_from, load, logits, choice_info, adapter_infos,
+// model_info, probe, bind_gguf, bind_model
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../cpu/allocations.h"
@@ -106,12 +108,31 @@ Sharing sharing_from(const std::string& name) {
     throw CoreError("share_weights: not auto, always or never");
 }
 
-std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batch_invariant,
-                                  int32_t context_length, const std::string& rope_scaling,
-                                  double rope_factor, int32_t threads, const std::string& isa,
-                                  int64_t kv_bytes, int32_t engines,
-                                  const std::string& share_weights, int shared_weights_fd,
-                                  const std::optional<Progress>& progress) {
+// (name in the file, target, type, rows, columns, offset, factor)
+using AdapterTensorTuple =
+    std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, uint64_t, double>;
+// (name, path, tensors)
+using AdapterTuple = std::tuple<std::string, std::string, std::vector<AdapterTensorTuple>>;
+
+AdapterSource source_from(const AdapterTuple& adapter) {
+    AdapterSource source = {std::get<0>(adapter), std::get<1>(adapter), {}};
+    for (const auto& [name, target, type, rows, columns, offset, factor] : std::get<2>(adapter)) {
+        TensorType known = TensorType::f32;
+        if (type == "F16") known = TensorType::f16;
+        if (type == "BF16") known = TensorType::bf16;
+        if (type != tensor_type_name(known))
+            throw CoreError("adapter '" + source.name + "': tensor '" + name +
+                            "' is not of F32, F16 or BF16");
+        source.tensors.push_back({name, target, known, rows, columns, offset, factor});
+    }
+    return source;
+}
+
+std::shared_ptr<LoadedModel>
+load(const std::string& path, bool exact, bool batch_invariant, int32_t context_length,
+     const std::string& rope_scaling, double rope_factor, int32_t threads, const std::string& isa,
+     int64_t kv_bytes, int32_t engines, const std::string& share_weights, int shared_weights_fd,
+     const std::vector<AdapterTuple>& adapters, const std::optional<Progress>& progress) {
     LoadOptions options;
     options.exact = exact;
     options.batch_invariant = batch_invariant;
@@ -123,6 +144,7 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batc
     options.kv_bytes = kv_bytes;
     options.engines = engines;
     options.share = {sharing_from(share_weights), shared_weights_fd};
+    for (const AdapterTuple& adapter : adapters) options.adapters.push_back(source_from(adapter));
     if (progress) options.progress = *progress;
     std::shared_ptr<LoadedModel> model;
     with_threads([&] { raise_if_error(load_model(path, options, &model)); });
@@ -131,13 +153,14 @@ std::shared_ptr<LoadedModel> load(const std::string& path, bool exact, bool batc
 
 using LogitArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
-LogitArray logits(const LoadedModel& model, const std::vector<int32_t>& ids, bool decode) {
+LogitArray logits(const LoadedModel& model, const std::vector<int32_t>& ids, bool decode,
+                  int32_t adapter) {
     auto values = std::make_unique<std::vector<float>>();
     Status status;
     {
         nb::gil_scoped_release released;
         status = compute_logits(model, ids, decode ? Arithmetic::generated : Arithmetic::prompt,
-                                values.get());
+                                adapter, values.get());
     }
     raise_if_error(status);
     float* data = values->data();
@@ -165,6 +188,19 @@ nb::dict choice_info(const cpu::Choice& choice) {
     }
     info["measured"] = measured;
     return info;
+}
+
+nb::list adapter_infos(const Adapters& adapters) {
+    nb::list infos;
+    for (const Adapter& adapter : adapters.all) {
+        nb::dict info;
+        info["name"] = adapter.name;
+        info["rank"] = adapter.rank;
+        info["parameters"] = adapter.parameters;
+        info["bytes"] = adapter.bytes;
+        infos.append(info);
+    }
+    return infos;
 }
 
 nb::dict model_info(const LoadedModel& model) {
@@ -195,6 +231,7 @@ nb::dict model_info(const LoadedModel& model) {
     info["weights_shared"] = model.weights.shared.data() != nullptr;
     info["weights_reused"] = model.weights.reused;
     info["weights_huge_pages"] = model.weights.shared.huge_pages();
+    info["adapters"] = adapter_infos(model.adapters);
     info["load_seconds"] = model.load_seconds;
     info["resident_loop"] = true;
     info["compute_path"] = "direct-kernel";
@@ -232,11 +269,11 @@ void bind_model(nb::module_& m) {
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
                     "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
                     "engines"_a = 1, "share_weights"_a = "never", "shared_weights_fd"_a = -1,
-                    "progress"_a = nb::none())
+                    "adapters"_a = nb::list(), "progress"_a = nb::none())
         .def_prop_ro("weights_fd",
                      [](const LoadedModel& model) { return model.weights.shared.fd(); })
         .def_prop_ro("info", &model_info)
-        .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false);
+        .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false, "adapter"_a = 0);
     m.def("probe", &probe);
     m.def("heap_allocations", &cpu::heap_allocations);
 }

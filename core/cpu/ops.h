@@ -14,8 +14,8 @@
 //               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (f32 pages: w[j] + w[j+16]);
 //               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
 //
-// defines: WeightKind, SuperLayout, PackedMatrix, Activations, KvLayout, AttentionCall, Ops,
-// ops_for, best_isa, asked_isa, equal_ops
+// defines: WeightKind, SuperLayout, PackedMatrix, Activations, LowRankCall, KvLayout,
+// AttentionCall, Ops, ops_for, best_isa, asked_isa, equal_ops
 #pragma once
 
 #include <cstddef>
@@ -149,6 +149,19 @@ struct Activations {
     const uint16_t* bf16 = nullptr; // (row, columns)
 };
 
+// ---- low-rank adapters ------------------------------------------------------------------------
+// One of the two thin products of an adapter, for rows that share it.
+struct LowRankCall {
+    PackedMatrix matrix; // f32, f16 or bf16
+    const float* x;      // (row, x_stride): the first `columns` of a row are read
+    int64_t x_stride;
+    int32_t rows;
+    float* out; // (row, out_stride): the first `matrix.rows` of a row are written
+    int64_t out_stride;
+    float factor;
+    bool adds; // to what is in `out`; else it is not read
+};
+
 // ---- KV ---------------------------------------------------------------------------------------
 enum class KvType : int32_t { bf16 = 0, f32 = 1 };
 
@@ -216,6 +229,9 @@ struct Ops {
     void (*matmul_prompt)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                           int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                           int64_t out_stride);
+    // out[row, o] = fma(sum, factor, adds ? out[row, o] : 0). Column c is in partial sum c % 4,
+    // each p = fma(w, x, p) in column order; sum = (p0 + p1) + (p2 + p3).
+    void (*low_rank)(const LowRankCall& call);
     // Rotates adjacent pairs (2i, 2i+1) of `heads` heads in place; cos_sin: (rope_dim / 2) pairs
     // (cos, sin). even = fma(x0, cos, -(x1 * sin)), odd = fma(x1, cos, x0 * sin).
     void (*rope)(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim);

@@ -7,6 +7,7 @@
 
 #include "attention.inl.h"
 #include "kernels.inl.h"
+#include "low_rank.inl.h"
 #include "matmul.inl.h"
 
 namespace sublimate::cpu {
@@ -19,6 +20,7 @@ constinit const Ops PORTABLE_OPS = {
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,
+    .low_rank = low_rank,
     .rope = rope,
     .kv_append = kv_append,
     .attention = attention,

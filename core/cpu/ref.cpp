@@ -224,6 +224,25 @@ void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
     }
 }
 
+void low_rank(const LowRankCall& call) {
+    CHECK(!is_quantised(call.matrix.kind) && call.matrix.columns <= call.x_stride);
+    for (int32_t row = 0; row < call.rows; ++row) {
+        for (int32_t output = 0; output < call.matrix.rows; ++output) {
+            const int32_t index = output / PANEL_ROWS;
+            const Panel panel{call.matrix, call.matrix.data + index * call.matrix.panel_bytes};
+            float sums[4] = {};
+            for (int32_t column = 0; column < call.matrix.columns; ++column) {
+                const float weight = panel.weight(column, output % PANEL_ROWS);
+                const float value = call.x[row * call.x_stride + column];
+                sums[column % 4] = std::fma(weight, value, sums[column % 4]);
+            }
+            float* to = call.out + row * call.out_stride + output;
+            const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            *to = std::fma(sum, call.factor, call.adds ? *to : 0.0f);
+        }
+    }
+}
+
 // ---- rope, KV ---------------------------------------------------------------------------------
 
 void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim) {
@@ -397,6 +416,7 @@ constinit const Ops REF_OPS = {
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,
+    .low_rank = low_rank,
     .rope = rope,
     .kv_append = kv_append,
     .attention = attention,

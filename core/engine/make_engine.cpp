@@ -38,6 +38,7 @@ std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
     config.vocabulary = model->config.vocabulary;
     config.context_tokens = model->config.context_length;
     config.same_arithmetic = model->model->same_arithmetic();
+    config.adapters = model->adapters.count();
     Roofline roofline(measure_rates(*model), model->weights.bytes,
                       layer_multiply_adds(model->config));
     auto engine = std::make_unique<Engine>();
@@ -55,6 +56,7 @@ std::unique_ptr<Engine> make_scripted_engine(std::vector<ScriptLine> script,
     config.vocabulary = script_options.vocabulary;
     config.context_tokens = script_options.context_length;
     config.same_arithmetic = true;
+    config.adapters = script_options.adapters;
     auto engine = std::make_unique<Engine>();
     auto model = std::make_unique<ScriptedModel>(std::move(script), script_options);
     ScriptedModel& compute = *model;

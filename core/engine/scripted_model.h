@@ -26,6 +26,7 @@ struct ScriptOptions {
     int32_t stop_token = 2;
     int32_t step_delay_us = 0;              // per step
     int32_t prefill_delay_us_per_token = 0; // per prompt row
+    int32_t adapters = 0;                   // that requests may name; they change no answer
 };
 
 class ScriptedModel {

@@ -57,6 +57,7 @@ enum class Fault : int32_t {
     late_row_kept,
     late_row_spins,
     prefix_kept,
+    key_without_adapter,
     count,
 };
 
@@ -107,6 +108,7 @@ constexpr const char* FAULT_NAMES[static_cast<int32_t>(Fault::count)] = {
     "late_row_kept",
     "late_row_spins",
     "prefix_kept",
+    "key_without_adapter",
 };
 
 #if defined(SUBLIMATE_FAULTS)

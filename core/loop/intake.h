@@ -50,7 +50,7 @@ SUBLIMATE_HD inline RefuseReason judge(const LoopState& loop, const RequestHeade
     if (loop.queue_count >= loop.config.queue_max || loop.free_count == 0)
         return RefuseReason::queue_full;
     RefuseReason why = validate_header(header, slot, slot_place(slot).words, loop.config.vocabulary,
-                                       loop.config.context_tokens);
+                                       loop.config.context_tokens, loop.config.adapters);
     if (why != RefuseReason::none) return why;
     if (!validate_payload(words, header, loop.config.vocabulary)) return RefuseReason::malformed;
     if (!loop.kv.could_ever_fit(pages_for(positions_needed(header)))) return RefuseReason::too_long;

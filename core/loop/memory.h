@@ -36,6 +36,7 @@ struct LoopConfig {
     Policy policy = DEFAULT_POLICY;
     StepCost cost = DEFAULT_STEP_COST; // of this model on this machine
     bool speculation = false;
+    int32_t adapters = 0;          // that a request may name, from 1
     PrefixTableView prefixes = {}; // formatted, of table_entries(pages); or null
 };
 
@@ -153,6 +154,7 @@ SUBLIMATE_HD inline void check_config(const LoopConfig& c) {
     CHECK(c.ring_full_deadline_ns > 0 && sane_policy(c.policy));
     CHECK(sane_cost(c.cost));
     CHECK(c.pages <= limits::KV_PAGES_MAX);
+    CHECK(c.adapters >= 0 && c.adapters <= limits::ADAPTERS_MAX);
     CHECK_BECAUSE(c.prefixes.control == nullptr ||
                       c.prefixes.mask + 1 ==
                           static_cast<uint32_t>(PageStore::table_entries(c.pages)),

@@ -22,7 +22,8 @@ struct KvKey {
 SUBLIMATE_HD inline bool same_key(const KvKey& a, const KvKey& b) {
     bool tenant = a.tenant_low == b.tenant_low && a.tenant_high == b.tenant_high;
     if (fault(Fault::key_without_tenant)) tenant = true;
-    return tenant && a.adapter == b.adapter && a.sparse_mode == b.sparse_mode;
+    bool adapter = a.adapter == b.adapter || fault(Fault::key_without_adapter);
+    return tenant && adapter && a.sparse_mode == b.sparse_mode;
 }
 
 // splitmix64's finaliser: a full-avalanche permutation of 64 bits.
@@ -47,6 +48,7 @@ struct PageHasher {
     SUBLIMATE_HD uint64_t root(const KvKey& key) const {
         KvKey used = key;
         if (fault(Fault::key_without_tenant)) used.tenant_low = used.tenant_high = 0;
+        if (fault(Fault::key_without_adapter)) used.adapter = 0;
         uint64_t hash = mix_hash(salt ^ join_words(used.tenant_low, used.tenant_high));
         return mix_hash(hash ^ join_words(used.adapter, used.sparse_mode));
     }

@@ -58,7 +58,7 @@ SUBLIMATE_HD inline bool valid_sampling(const RequestHeader& h) {
 // none, malformed, or too_long (well-formed, but longer than the context).
 SUBLIMATE_HD inline RefuseReason validate_header(const RequestHeader& h, int32_t slot,
                                                  int32_t slot_words, int32_t vocabulary,
-                                                 int32_t context_tokens) {
+                                                 int32_t context_tokens, int32_t adapters = 0) {
     constexpr RefuseReason malformed = RefuseReason::malformed;
     if (h.version != REQUEST_VERSION || h.slot != slot || h.generation <= 0) return malformed;
     if (!within(h.profile, 0, limits::PRIORITIES_MAX - 1)) return malformed;
@@ -74,7 +74,8 @@ SUBLIMATE_HD inline RefuseReason validate_header(const RequestHeader& h, int32_t
     bool masked = (h.flags & FLAG_MASKED) != 0;
     if (masked && (h.mask_slot < 0 || h.mask_slot == h.trigger_slot)) return malformed;
     if (h.free_end < 0) return malformed;
-    if (h.adapter < 0 || h.sparse_mode < 0 || h.shard_count < 0) return malformed;
+    if (!within(h.adapter, 0, adapters)) return malformed;
+    if (h.sparse_mode < 0 || h.shard_count < 0) return malformed;
     for (int32_t word : h.reserved) {
         if (word != 0) return malformed;
     }

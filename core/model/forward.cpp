@@ -38,6 +38,8 @@ CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const Rope
     attention_blocks_.resize(BLOCKS_MAX);
     row_pages_.resize(limits::STEP_ROWS_MAX);
     row_arithmetic_.resize(limits::STEP_ROWS_MAX);
+    row_adapters_.resize(limits::STEP_ROWS_MAX);
+    adapter_rows_.resize(BLOCKS_MAX);
 }
 
 Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
@@ -92,6 +94,7 @@ void CpuModel::prepare(const Step& step) {
     prepare_arithmetic(step);
     prepare_row_blocks(step);
     prepare_attention(step);
+    prepare_adapters(step);
 }
 
 void CpuModel::prepare_arithmetic(const Step& step) {
@@ -196,7 +199,7 @@ void CpuModel::run(int32_t thread) {
     }
     for (int32_t layer = 0; layer < config_.layers; layer++) {
         run_attention(thread, layer);
-        run_feed_forward(thread, weights_.layers[static_cast<size_t>(layer)]);
+        run_feed_forward(thread, layer);
     }
     run_head(thread);
 }

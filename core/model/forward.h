@@ -23,6 +23,7 @@
 #include "../cpu/threads.h"
 #include "../loop/sampler_ops.h"
 #include "../loop/step.h"
+#include "adapters.h"
 #include "buffers.h"
 #include "config.h"
 #include "plan.h"
@@ -41,6 +42,10 @@ public:
     // Without it, generated rows take the prompt's matmul in steps that have many of them: faster
     // where the two differ, and their bits depend on the size of the batch.
     void set_batch_invariant(bool batch_invariant) { batch_invariant_ = batch_invariant; }
+
+    // What rows may ask for by its number, from 1; outlives the model. Before the first step.
+    Status use_adapters(const Adapters& adapters);
+    int32_t adapter_count() const { return adapters_ == nullptr ? 0 : adapters_->count(); }
 
     // How steps may run; at first only as they do: on all threads, by the kernels of create. Those
     // of `candidates` give equal bits, and their threads are among thread_counts(pool size).
@@ -87,6 +92,21 @@ private:
         int32_t segment, first_row, row_count;
     };
 
+    // A matrix whose outputs go to the residual, or to the branch rows, which add_branch adds.
+    struct Product {
+        const PackedMatrix& matrix;
+        int32_t layer_index;
+        AdapterPlace place;
+        int32_t panels_per_item;
+        bool pairs;
+        bool to_branch;
+    };
+
+    // Rows next to each other that one adapter item covers, all of one adapter.
+    struct AdapterRows {
+        int32_t adapter, begin, end;
+    };
+
     // What rows become besides f32: nothing, bf16, one int8 row, or two that add up to the row.
     enum class Form { f32, bf16, quantised, pairs };
     struct Rows {
@@ -103,12 +123,13 @@ private:
     void prepare_arithmetic(const Step& step);
     void prepare_row_blocks(const Step& step);
     void prepare_attention(const Step& step);
+    void prepare_adapters(const Step& step);
     int32_t attention_heads(bool single_rows) const;
 
     // On every thread.
     void run(int32_t thread);
     void run_attention(int32_t thread, int32_t layer_index);
-    void run_feed_forward(int32_t thread, const LayerWeights& layer);
+    void run_feed_forward(int32_t thread, int32_t layer_index);
     void run_head(int32_t thread);
 
     void embed(int32_t row) const;
@@ -119,13 +140,20 @@ private:
     const std::byte* first_page(int32_t item, int32_t layer_index) const; // that an item reads
     void quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row, bool pairs,
                            int32_t first, int32_t count) const;
-    void gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x, int32_t item) const;
-    // To the residual, or where a norm follows to the branch rows, which add_branch norms and adds.
-    void add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
-                     int32_t panels_per_item, bool pairs, bool to_branch, int32_t item) const;
+    void gate_and_up(int32_t thread, int32_t layer_index, const Rows& x, int32_t item) const;
+    void add_product(int32_t thread, const Product& of, const Rows& x, int32_t item) const;
     void add_branch(int32_t thread, const float* norm_weight);
-    void project(int32_t thread, const FusedProjection& projection, const Rows& x, bool pairs,
+    void project(int32_t thread, int32_t layer_index, const Rows& x, bool pairs,
                  int32_t item) const;
+    // What rows with adapters need of their input before add_adapters. With a barrier, if anything.
+    void run_adapters(int32_t thread, int32_t layer_index, AdapterPlace place,
+                      const ActivationBuffer& x);
+    // To products (row of the block, stride) of the place's output panels [first, first + count).
+    void add_adapters(int32_t layer_index, AdapterPlace place, const RowBlock& block,
+                      int32_t first_panel, int32_t panels, float* product, int64_t stride) const;
+    const LowRankUpdate& update_of(int32_t adapter, int32_t layer_index, AdapterPlace place) const {
+        return adapters_->all[static_cast<size_t>(adapter - 1)].at(layer_index, place);
+    }
     Arithmetic arithmetic_of(int32_t row) const {
         return row_arithmetic_[static_cast<size_t>(row)];
     }
@@ -160,6 +188,9 @@ private:
     Choice choices_[PHASES];
     StepBuffers buffers_;
     KvArena kv_;
+    const Adapters* adapters_ = nullptr;
+    AnonymousMemory adapter_memory_;
+    float* low_rank_ = nullptr; // (STEP_ROWS_MAX, columns_max of the adapters)
     bool batch_invariant_ = true;
 
     // Of the step that runs; written by prepare.
@@ -175,6 +206,9 @@ private:
     int32_t attention_block_count_ = 0;
     int32_t attention_heads_ = 0;            // query heads per attention item
     std::vector<Arithmetic> row_arithmetic_; // (row)
+    std::vector<AdapterRows> adapter_rows_;  // by adapter
+    int32_t adapter_rows_count_ = 0;         // 0: no row has one
+    std::vector<int32_t> row_adapters_;      // (row) 0: none; of no use without any
     std::vector<int32_t> row_pages_;         // (row) the page that its position lies in
 };
 

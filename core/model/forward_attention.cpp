@@ -13,8 +13,10 @@ constexpr int32_t FIRST_LAYERS = 4;
 
 } // namespace
 
-void CpuModel::project(int32_t thread, const FusedProjection& projection, const Rows& x, bool pairs,
+void CpuModel::project(int32_t thread, int32_t layer_index, const Rows& x, bool pairs,
                        int32_t item) const {
+    const FusedProjection& projection =
+        weights_.layers[static_cast<size_t>(layer_index)].query_key_value;
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     int32_t chunk = item / row_block_count_;
     int32_t part = 0;
@@ -32,6 +34,8 @@ void CpuModel::project(int32_t thread, const FusedProjection& projection, const 
     int32_t columns = (end - begin) * PANEL_ROWS;
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
     multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
+    add_adapters(layer_index, AdapterPlace::query_key_value, block,
+                 projection.first_output[part] / PANEL_ROWS + begin, end - begin, product, columns);
     const float* bias = projection.bias;
     if (bias != nullptr) bias += projection.first_output[part] + begin * PANEL_ROWS;
     for (int32_t row = block.begin; row < block.end; row++, product += columns) {
@@ -119,11 +123,12 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
     const FusedProjection& projection = layer.query_key_value;
     bool pairs = layer_index < FIRST_LAYERS;
     Rows x = norm_rows(thread, layer.attention_norm, any_quantised(projection), pairs);
+    run_adapters(thread, layer_index, AdapterPlace::query_key_value, *x.plain);
     int32_t chunks = 0;
     for (int32_t i = 0; i < projection.part_count; i++)
         chunks += divide_up(projection.parts[i].panels, plan_->query_key_value);
     pool_.share(thread, chunks * row_block_count_,
-                [&](int32_t item) { project(thread, projection, x, pairs, item); });
+                [&](int32_t item) { project(thread, layer_index, x, pairs, item); });
     if (plan_->repeats_norms) {
         pool_.barrier([&] {
             for (int32_t row = 0; row < step_->row_count; row++) rope_and_append(row, layer_index);
@@ -157,10 +162,13 @@ void CpuModel::run_attention(int32_t thread, int32_t layer_index) {
         pool_.barrier();
     }
 
+    run_adapters(thread, layer_index, AdapterPlace::attention_output, buffers_.attended);
+    const Product output = {
+        layer.attention_output,  layer_index, AdapterPlace::attention_output,
+        plan_->attention_output, pairs,       layer.attention_post_norm != nullptr};
     int32_t output_chunks = divide_up(layer.attention_output.panels, plan_->attention_output);
     pool_.share(thread, output_chunks * row_block_count_, [&](int32_t item) {
-        add_product(thread, layer.attention_output, {&buffers_.attended, &buffers_.attended_pairs},
-                    plan_->attention_output, pairs, layer.attention_post_norm != nullptr, item);
+        add_product(thread, output, {&buffers_.attended, &buffers_.attended_pairs}, item);
     });
     pool_.barrier();
     if (layer.attention_post_norm != nullptr) add_branch(thread, layer.attention_post_norm);

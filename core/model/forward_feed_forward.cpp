@@ -7,20 +7,20 @@
 
 namespace sublimate::cpu {
 
-void CpuModel::add_product(int32_t thread, const PackedMatrix& matrix, const Rows& x,
-                           int32_t panels_per_item, bool pairs, bool to_branch,
-                           int32_t item) const {
+void CpuModel::add_product(int32_t thread, const Product& of, const Rows& x, int32_t item) const {
+    const PackedMatrix& matrix = of.matrix;
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
-    int32_t begin = item / row_block_count_ * panels_per_item;
-    int32_t end = std::min(begin + panels_per_item, matrix.panels);
+    int32_t begin = item / row_block_count_ * of.panels_per_item;
+    int32_t end = std::min(begin + of.panels_per_item, matrix.panels);
     int32_t stride = (end - begin) * PANEL_ROWS;
     int32_t columns = std::min(stride, matrix.rows - begin * PANEL_ROWS);
     float* product = buffers_.threads[static_cast<size_t>(thread)].item;
-    multiply_rows(matrix, x, block, pairs || block.sink, begin, end, product);
+    multiply_rows(matrix, x, block, of.pairs || block.sink, begin, end, product);
+    add_adapters(of.layer_index, of.place, block, begin, end - begin, product, stride);
     for (int32_t row = block.begin; row < block.end; row++, product += stride) {
         int64_t at = int64_t{row} * config_.hidden + begin * PANEL_ROWS;
         scale(product, columns, config_.residual_scale);
-        if (to_branch)
+        if (of.to_branch)
             std::copy(product, product + columns, buffers_.branch + at);
         else
             ops_->add(buffers_.residual + at, product, columns);
@@ -36,8 +36,8 @@ void CpuModel::add_branch(int32_t thread, const float* norm_weight) {
     pool_.barrier();
 }
 
-void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows& x,
-                           int32_t item) const {
+void CpuModel::gate_and_up(int32_t thread, int32_t layer_index, const Rows& x, int32_t item) const {
+    const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     const RowBlock& block = row_blocks_[static_cast<size_t>(item % row_block_count_)];
     const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
     int32_t begin = item / row_block_count_ * plan_->gate_up;
@@ -47,6 +47,9 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows
     int32_t columns = std::min(stride, config_.feed_forward - first);
     multiply_rows(layer.gate, x, block, block.sink, begin, end, own.item);
     multiply_rows(layer.up, x, block, block.sink, begin, end, own.second_item);
+    add_adapters(layer_index, AdapterPlace::gate_up, block, begin, end - begin, own.item, stride);
+    add_adapters(layer_index, AdapterPlace::gate_up, block, layer.gate.panels + begin, end - begin,
+                 own.second_item, stride);
     for (int32_t row = block.begin; row < block.end; row++) {
         int64_t at = int64_t{row - block.begin} * stride;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
@@ -58,16 +61,20 @@ void CpuModel::gate_and_up(int32_t thread, const LayerWeights& layer, const Rows
     }
 }
 
-void CpuModel::run_feed_forward(int32_t thread, const LayerWeights& layer) {
+void CpuModel::run_feed_forward(int32_t thread, int32_t layer_index) {
+    const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
     bool feeds_quantised = quantised(layer.gate) || quantised(layer.up);
     Rows x = norm_rows(thread, layer.feed_forward_norm, feeds_quantised, false);
+    run_adapters(thread, layer_index, AdapterPlace::gate_up, *x.plain);
     pool_.share(thread, divide_up(layer.gate.panels, plan_->gate_up) * row_block_count_,
-                [&](int32_t item) { gate_and_up(thread, layer, x, item); });
+                [&](int32_t item) { gate_and_up(thread, layer_index, x, item); });
     pool_.barrier();
+    run_adapters(thread, layer_index, AdapterPlace::down, buffers_.gated);
+    const Product down = {layer.down,  layer_index, AdapterPlace::down,
+                          plan_->down, false,       layer.feed_forward_post_norm != nullptr};
     pool_.share(thread, divide_up(layer.down.panels, plan_->down) * row_block_count_,
                 [&](int32_t item) {
-                    add_product(thread, layer.down, {&buffers_.gated, &buffers_.gated_pairs},
-                                plan_->down, false, layer.feed_forward_post_norm != nullptr, item);
+                    add_product(thread, down, {&buffers_.gated, &buffers_.gated_pairs}, item);
                 });
     pool_.barrier();
     if (layer.feed_forward_post_norm != nullptr) add_branch(thread, layer.feed_forward_post_norm);

@@ -1,4 +1,4 @@
-// Loading, in order: header, configuration, threads, weights, step memory and KV pages.
+// Loading, in order: header, configuration, threads, adapters, weights, step memory and KV pages.
 #include "model.h"
 
 #include <algorithm>
@@ -71,6 +71,8 @@ Status load_model(const std::string& path, const LoadOptions& options,
     if (options.kv_bytes < 0) return Status::error("the KV memory cannot be negative");
     fresh->pool = std::make_unique<cpu::ThreadPool>(threads);
     fresh->exact = options.exact;
+    RETURN_IF_ERROR(
+        load_adapters(options.adapters, fresh->config, options.exact, &fresh->adapters));
     status = load_weights(file, fresh->config, options.exact, options.share, *fresh->pool,
                           options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
@@ -78,6 +80,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     RETURN_IF_ERROR(cpu::CpuModel::create(fresh->config, fresh->weights, ropes, cpu::ops_for(isa),
                                           kv_type, choose_kv_bytes(fresh->config, kv_type, options),
                                           *fresh->pool, &fresh->model));
+    RETURN_IF_ERROR(fresh->model->use_adapters(fresh->adapters));
     fresh->model->set_candidates(candidates(options, isa, threads));
     fresh->model->set_batch_invariant(options.batch_invariant);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
@@ -87,7 +90,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
 }
 
 Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
-                      Arithmetic arithmetic, std::vector<float>* logits) {
+                      Arithmetic arithmetic, int32_t adapter, std::vector<float>* logits) {
     const ModelConfig& config = model.config;
     if (ids.empty() || ids.size() > static_cast<size_t>(config.context_length))
         return Status::error(std::to_string(ids.size()) +
@@ -98,6 +101,9 @@ Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
             return Status::error("token id " + std::to_string(id) +
                                  " is outside the vocabulary of " +
                                  std::to_string(config.vocabulary));
+    if (adapter < 0 || adapter > model.adapters.count())
+        return Status::error("adapter " + std::to_string(adapter) + " is none of the " +
+                             std::to_string(model.adapters.count()) + " that are loaded");
     int32_t length = static_cast<int32_t>(ids.size());
     std::vector<int32_t> table(ids.size() / limits::PAGE_TOKENS + 1);
     std::iota(table.begin(), table.end(), 0);
@@ -110,10 +116,11 @@ Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
     std::unique_ptr<cpu::CpuModel> own;
     RETURN_IF_ERROR(cpu::CpuModel::create(config, model.weights, model.model->ropes(),
                                           model.model->ops(), kv_type, kv_bytes, pool, &own));
+    RETURN_IF_ERROR(own->use_adapters(model.adapters));
     logits->clear();
     for (int32_t at = 0; at < length; at += limits::LOGIT_ROWS_MAX) {
         int32_t rows = std::min(limits::LOGIT_ROWS_MAX, length - at);
-        Segment segment = {0, 0, rows, at, length, arithmetic, 0, 0, 0};
+        Segment segment = {0, 0, rows, at, length, arithmetic, adapter, 0, 0};
         Step step = {rows,
                      1,
                      rows,

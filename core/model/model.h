@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "config.h"
 #include "forward.h"
 #include "weights.h"
@@ -24,14 +25,16 @@ struct LoadOptions {
     int64_t kv_bytes = 0; // 0: 128 sequences of the context, at most a quarter of memory
     int32_t engines = 1;  // that share that quarter
     ShareOptions share;
+    std::vector<AdapterSource> adapters; // a row asks for one by its place here, from 1
     std::function<void(float)> progress; // fraction in [0, 1], on the calling thread
 };
 
 struct LoadedModel {
     ModelConfig config;
     Weights weights;
+    Adapters adapters;
     std::unique_ptr<cpu::ThreadPool> pool;
-    std::unique_ptr<cpu::CpuModel> model; // refers to the three above
+    std::unique_ptr<cpu::CpuModel> model; // refers to the four above
     bool exact = false;
     double load_seconds = 0.0;
 };
@@ -40,8 +43,8 @@ Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model);
 
 // Logits (position, vocabulary) of a text, each position given those before it. Computes beside
-// whatever else uses the model: on the calling thread, with pages of its own.
+// whatever else uses the model: on the calling thread, with pages of its own. adapter: 0 for none.
 Status compute_logits(const LoadedModel& model, const std::vector<int32_t>& ids,
-                      Arithmetic arithmetic, std::vector<float>* logits);
+                      Arithmetic arithmetic, int32_t adapter, std::vector<float>* logits);
 
 } // namespace sublimate

@@ -53,6 +53,11 @@ class Gguf:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """(name, type name, shape with the fastest dimension first, bytes)."""
 
+AdapterTold = tuple[str, str, Sequence[tuple[str, str, str, int, int, int, float]]]
+"""(name, path, tensors). No tensors: a GGUF file. Else, of each: (name in the file, target as GGUF
+adapters call it, such as blk.0.attn_q.weight.lora_a, F32 or F16 or BF16, rows, columns, offset in
+the file, what the product of A and B is multiplied by)."""
+
 class Model:
     """A loaded, packed model. Immutable; keeps its weights for as long as it lives."""
     @staticmethod
@@ -70,6 +75,7 @@ class Model:
         engines: int = 1,
         share_weights: str = "never",
         shared_weights_fd: int = -1,
+        adapters: Sequence[AdapterTold] = (),
         progress: Callable[[float], None] | None = None,
     ) -> Model:
         """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
@@ -82,7 +88,8 @@ class Model:
         where that costs nothing (in huge pages, on a machine with one NUMA node).
         shared_weights_fd: weights_fd of a process that has loaded the same file in the same way;
         they are mapped, and not packed. What does not fit, of another file or another version, is
-        ignored. Raises CoreError."""
+        ignored. adapters: a request names one by its place among them, from 1. Raises
+        CoreError."""
     @property
     def weights_fd(self) -> int:
         """Memory of shared weights, sealed; owned by the model. -1: they are not shared."""
@@ -93,8 +100,11 @@ class Model:
         few_rows and many_rows (how such steps run: isa, threads, and what was measured: isa,
         threads, least_ms), kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows
         give equal bits), weights_shared, weights_reused (another process has packed them),
-        weights_huge_pages (of shared ones; private ones ask for them too), load_seconds."""
-    def logits(self, ids: Sequence[int], *, decode: bool = False) -> NDArray[np.float32]:
+        weights_huge_pages (of shared ones; private ones ask for them too), adapters (of each:
+        name, rank, parameters, bytes), load_seconds."""
+    def logits(
+        self, ids: Sequence[int], *, decode: bool = False, adapter: int = 0
+    ) -> NDArray[np.float32]:
         """(position, vocabulary): what each position predicts, by the arithmetic of prompt rows
         or of generated rows. Beside any engine that runs on this model: one thread, pages of its
         own. Raises CoreError."""
@@ -223,10 +233,11 @@ class LoopEngine:
         prefill_delay_us_per_token: int = 0,
         speculation: bool = False,
         prefix_secret: int = 0,
+        adapters: int = 0,
     ) -> LoopEngine:
         """No model. A request whose prompt contains the first sequence of a pair (first match wins;
         an empty sequence matches all) is answered with the second, then stop_token; without a match
-        the prompt is echoed."""
+        the prompt is echoed. adapters: that requests may name; they change no answer."""
     def attach(self, region: Region) -> int:
         """Serve a region from the next step on; returns its edge index. Raises CoreError beyond
         EDGES_MAX."""

@@ -21,6 +21,7 @@ struct Part {
     int32_t first_position;
     int32_t count;
     Arithmetic arithmetic = Arithmetic::prompt;
+    int32_t adapter = 0;
 };
 
 // Sequences of one length with their own pages. Pages start as NaN, so that reading a lane that no
@@ -52,7 +53,7 @@ public:
         for (const Part& part : parts) {
             segments.push_back({part.sequence, static_cast<int32_t>(tokens.size()), part.count,
                                 part.first_position, part.first_position + part.count,
-                                part.arithmetic, 0, 0, 0});
+                                part.arithmetic, part.adapter, 0, 0});
             for (int32_t i = 0; i < part.count; i++) {
                 int32_t position = part.first_position + i;
                 logit_rows.push_back(static_cast<int32_t>(tokens.size()));
@@ -80,11 +81,12 @@ public:
 
     // All positions of one sequence alone, in chunks of at most `chunk` rows.
     std::vector<Logits> alone(int32_t sequence, int32_t chunk,
-                              Arithmetic arithmetic = Arithmetic::prompt) {
+                              Arithmetic arithmetic = Arithmetic::prompt, int32_t adapter = 0) {
         std::vector<Logits> all;
         int32_t length = static_cast<int32_t>(tokens_[static_cast<size_t>(sequence)].size());
         for (int32_t at = 0; at < length; at += chunk) {
-            auto some = step({{sequence, at, std::min(chunk, length - at), arithmetic}});
+            int32_t count = std::min(chunk, length - at);
+            auto some = step({{sequence, at, count, arithmetic, adapter}});
             all.insert(all.end(), some.begin(), some.end());
         }
         return all;

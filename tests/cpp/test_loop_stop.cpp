@@ -105,6 +105,7 @@ TEST(damaged_records_are_malformed) {
         [](RequestHeader& h) { h.flags = FLAG_MASKED; },
         [](RequestHeader& h) { h.flags = FLAG_MASKED, h.mask_slot = h.trigger_slot = 1; },
         [](RequestHeader& h) { h.adapter = -1; },
+        [](RequestHeader& h) { h.adapter = 1; }, // of none
         [](RequestHeader& h) { h.sparse_mode = -1; },
         [](RequestHeader& h) { h.shard_count = -1; },
         [](RequestHeader& h) { h.reserved[26] = 1; },
@@ -114,6 +115,12 @@ TEST(damaged_records_are_malformed) {
         damage(h);
         EXPECT(judge(h) == RefuseReason::malformed);
     }
+    RequestHeader adapted = good();
+    adapted.adapter = 2;
+    for (int32_t adapters : {1, 2})
+        EXPECT(
+            validate_header(adapted, SLOT, limits::SLOT_WORDS[0], VOCABULARY, CONTEXT, adapters) ==
+            (adapters == 2 ? RefuseReason::none : RefuseReason::malformed));
     EXPECT(judge(good(), REQUEST_HEADER_WORDS + 3) == RefuseReason::malformed); // 4 tokens
     EXPECT(judge(good(), REQUEST_HEADER_WORDS + 4) == RefuseReason::none);
     RequestHeader score = good();

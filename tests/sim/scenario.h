@@ -123,6 +123,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.prompt_max = random.between(2, s.loop.context_tokens - s.budget_max);
     s.tenants = random.between(1, 3);
     s.loop.speculation = random.chance(60);
+    s.loop.adapters = 1;
     if (random.chance(50)) s.loop.cost.decode_row_ps = int64_t{random.between(1, 60)} * 1'000'000;
     s.traits.habit_percent = random.chance(60) ? random.between(30, 98) : 0;
     return s;

@@ -104,6 +104,7 @@ def serve(
     isa: flags.Isa = None,
     kv_memory: flags.KvMemory = None,
     speculation: flags.Speculation = None,
+    lora: flags.Lora = None,
     script: flags.Script = None,
     profile: flags.ProfileFlag = None,
     profile_contract: flags.ProfileContract = None,
@@ -139,7 +140,6 @@ def serve(
     """Serve a model on http://127.0.0.1:8000 (Messages API)."""
     given: dict[str, Any] = {**locals(), "log_format": "json" if json else log_format}
     del given["json"], given["config"]
-
     _exit(run_guarded(lambda: _serve(lambda: _settings(config, **given))))
 
 

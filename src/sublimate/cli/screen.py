@@ -196,6 +196,7 @@ def _lines(
         ("KV memory", _memory(engine)),
         ("profile", profile),
     ]
+    lines += [("LoRA adapter", _adapter(each)) for each in engine.get("adapters", ())]
     if "https" in edge:
         also = ", HTTP/3 on the UDP port of that number" if settings.server.http3 else ""
         lines.append(("HTTPS", edge["https"] + also))
@@ -206,6 +207,10 @@ def _lines(
     if count := _keys(settings):
         lines.append(("API keys", str(count)))
     return lines
+
+
+def _adapter(info: dict[str, Any]) -> str:
+    return f"{info['name']} (rank {info['rank']}, {format_size(info['bytes'])})"
 
 
 def _keys(settings: Settings) -> int:

@@ -25,6 +25,7 @@ from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode, ModelError
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
+from ..model.adapters import check_adapters
 from ..model.files import ModelFile, fetch
 from ..supervisor.launch import EDGE_MODULE, Launch, stamp
 from ..supervisor.listen import Listeners, WorkerSockets, bind, bind_each, bind_udp_each, hold
@@ -59,8 +60,11 @@ def _checked_keys(settings: Settings) -> Path:
 
 
 def _found(settings: Settings) -> Settings:
-    """The same with the files that the edge reads, each looked at once. Raises ConfigError."""
+    """The same with the files that the processes read, each looked at once. Raises ConfigError,
+    ModelError."""
     keys = str(_checked_keys(settings))
+    lora = check_adapters(settings.engine.lora)
+    engine = msgspec.structs.replace(settings.engine, lora=lora)
     hosts = (*settings.edge.allowed_hosts, settings.server.host)
     edge = msgspec.structs.replace(settings.edge, keys_file=keys, allowed_hosts=hosts)
     if settings.server.tls and not edge.tls_certificate:
@@ -70,7 +74,7 @@ def _found(settings: Settings) -> Settings:
         server_context(edge.tls_certificate, edge.tls_key)
     elif edge.tls_key:
         raise ConfigError("tls_key is set and tls_certificate is not.")
-    return msgspec.structs.replace(settings, edge=edge)
+    return msgspec.structs.replace(settings, edge=edge, engine=engine)
 
 
 def _speaks_grpc(settings: Settings, address: str) -> bool:

@@ -65,6 +65,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             "where that is faster; the answer stays the same."
         ),
     ] = "auto"
+    lora: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="A LoRA adapter as NAME=PATH, a folder of PEFT or a GGUF file, for the "
+            "requests whose model is NAME (docs/lora.md)."
+        ),
+    ] = ()
     script: Annotated[
         str,
         Meta(

@@ -72,6 +72,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """How the answer falls into blocks (blocks.py); None: it is one text."""
     constraint: Constraint | None = None
     """What the answer is held to."""
+    adapter: int = 0
+    """By its place among those of the model, from 1; 0: none."""
     thinking_tokens: int = 0
     """Of the constrained answer, after which its thinking has ended; 0: it ends by itself."""
 
@@ -167,6 +169,7 @@ class EngineLink:
                 stop_tokens=request.stop_tokens,
                 profile=request.profile,
                 tenant=request.tenant,
+                adapter=request.adapter,
             )
 
             def send() -> None:

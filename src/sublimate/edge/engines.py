@@ -161,7 +161,9 @@ class Engines:
             self.lost(number)
 
     # ---- requests ------------------------------------------------------------------------------
-    def choose(self, ids: NDArray[np.int32], tenant: Tenant, queue_max: int) -> EngineLink:
+    def choose(
+        self, ids: NDArray[np.int32], tenant: Tenant, queue_max: int, adapter: int = 0
+    ) -> EngineLink:
         """The one for a prompt. Raises ApiError (503) without any."""
         links = self.links
         if not links:
@@ -171,7 +173,9 @@ class Engines:
         healthy = self._well()
         if not self._routes:
             return next((link for link in healthy if link.worker == self._worker), healthy[0])
-        chain = self._hasher.chain(ids, tenant_low=tenant.low, tenant_high=tenant.high)
+        chain = self._hasher.chain(
+            ids, tenant_low=tenant.low, tenant_high=tenant.high, adapter=adapter
+        )
         candidates = [self._candidate(link, chain, queue_max) for link in healthy]
         return healthy[choose(len(ids), candidates)]
 

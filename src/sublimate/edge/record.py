@@ -65,6 +65,7 @@ def write_record(
     stop_tokens: tuple[int, ...],
     profile: Profile,
     tenant: Tenant,
+    adapter: int = 0,
 ) -> None:
     """Fill a view from EdgeClient.acquire. All values were checked (check_sampling)."""
     flags = _core.FLAGS["ignore_eos"] if sampling.ignore_eos else 0
@@ -95,7 +96,7 @@ def write_record(
         len(stop_tokens),
         *stop_tokens,
         *unused,
-        0,  # adapter
+        adapter,
         -1,  # mask slot
         tenant.low,
         tenant.high,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from .. import _core
 from ..config import EngineSettings, Profile, Settings, cache_folder
-from ..errors import EngineError, RequestError
+from ..errors import EngineError, RequestError, nearest
+from ..model.adapters import check_adapters
 from ..model.files import fetch
 from .flight import FINISHED_WELL, Flight
 from .loader import load_engine, scripted_engine
@@ -47,7 +48,8 @@ class Engine:
     """A model with its resident loop. Use it as a context manager, or call close().
 
     model: a name, a path of a GGUF file, or a Hugging Face repository, as for `sublimate serve`;
-    fetched if it is not here. Raises SublimateError (ModelError, EngineError).
+    fetched if it is not here. lora: adapters by the names that `adapter` of a call says, each a
+    folder of PEFT or a GGUF file. Raises SublimateError (ModelError, EngineError).
     Calls from several threads are safe; a list of prompts in one call is the faster way to a batch.
     """
 
@@ -65,6 +67,7 @@ class Engine:
         isa: Literal["", "ref", "portable", "avx2", "avx512", "amx"] = "",
         kv_memory: int = 0,
         speculation: Literal["auto", "off"] = "auto",
+        lora: Mapping[str, str | Path] | None = None,
         cache_dir: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -80,17 +83,24 @@ class Engine:
             isa=isa,
             kv_memory=kv_memory,
             speculation=speculation,
+            lora=check_adapters(f"{name}={path}" for name, path in (lora or {}).items()),
         )
         loop, info = load_engine(str(file.path), settings, progress or (lambda fraction: None))
         self._begin(loop, info, load_text(str(file.path)), profile)
 
     @classmethod
     def scripted(
-        cls, script: Script, profile: Profile = "high-throughput", *, prefix_secret: int = 0
+        cls,
+        script: Script,
+        profile: Profile = "high-throughput",
+        *,
+        prefix_secret: int = 0,
+        adapters: Sequence[str] = (),
     ) -> Engine:
-        """An engine without a model that answers given token ids; for tests."""
+        """An engine without a model that answers given token ids, whatever the adapter; for
+        tests."""
         engine = cls.__new__(cls)
-        loop, info = scripted_engine(script, prefix_secret)
+        loop, info = scripted_engine(script, prefix_secret, adapters)
         engine._begin(loop, info, None, profile, (script.stop_token,))
         return engine
 
@@ -108,6 +118,7 @@ class Engine:
         self._stop_tokens = text.stop_tokens if text else stop_tokens
         self._profile: Profile = profile
         self._vocabulary_size = int(info["vocabulary"])
+        self._adapters = ["", *(each["name"] for each in info["adapters"])]
         self._loop = loop
         self._region = _core.Region.create(self._vocabulary_size)
         self._edge = loop.attach(self._region)
@@ -175,11 +186,13 @@ class Engine:
         prompts: Sequence[Prompt],
         max_tokens: int = 128,
         *,
+        adapter: str | Sequence[str] = "",
         progress: BatchProgress | None = None,
         **sampling: Any,
     ) -> list[Completion]:
         """Answers to all prompts, in their order; as many at once as the loop runs.
 
+        adapter: that of all, or one name for each prompt; they run in the same batches.
         sampling: fields of Sampling (temperature, top_k, top_p, min_p, seed, stop_tokens,
         ignore_eos, logprobs, penalties, logit_bias, profile, cache). Raises TypeError on an unknown
         one, RequestError on a wrong value and if a request is refused or fails, ValueError on a
@@ -187,8 +200,17 @@ class Engine:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts is a list; for one prompt give [prompt]")
-        chosen = self._sampling(max_tokens, sampling)
-        flights = [self._flight(prompt, chosen, False) for prompt in prompts]
+        adapters = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
+        if len(adapters) != len(prompts):
+            raise ValueError(f"{len(adapters)} adapters for {len(prompts)} prompts")
+        chosen = {
+            name: self._sampling(max_tokens, {**sampling, "adapter": name})
+            for name in set(adapters)
+        }
+        flights = [
+            self._flight(prompt, chosen[name], False)
+            for prompt, name in zip(prompts, adapters, strict=True)
+        ]
         self._fly(flights, (), progress)
         has_text = self._text is not None
         return [flight.completion(has_text) for flight in flights]
@@ -213,6 +235,7 @@ class Engine:
         ids: Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int32],
         arithmetic: Literal["prompt", "decode"] = "prompt",
         *,
+        adapter: str = "",
         progress: BatchProgress | None = None,
     ) -> Any:
         """(log-probability float32, arg-max int32) of every position, without generating.
@@ -223,7 +246,7 @@ class Engine:
         """
         single = len(ids) > 0 and not isinstance(ids[0], Sequence | np.ndarray)
         prompts = cast(Sequence[Any], [ids] if single else ids)
-        chosen = Sampling(max_tokens=0, profile=self._profile, cache=False)
+        chosen = self._sampling(0, {"adapter": adapter, "cache": False})
         flights = [self._flight(prompt, chosen, False) for prompt in prompts]
         flags = ("score", "score_decode") if arithmetic == "decode" else ("score",)
         results: dict[int, tuple[NDArray[np.float32], NDArray[np.int32]]] = {}
@@ -251,6 +274,9 @@ class Engine:
         except msgspec.ValidationError as error:
             raise RequestError(f"wrong sampling field: {error}") from None
         check_sampling(sampling, self._vocabulary_size)
+        if sampling.adapter not in self._adapters:
+            told = nearest(sampling.adapter, self._adapters)
+            raise RequestError(f"There is no adapter {sampling.adapter!r}.{told}")
         return sampling
 
     def _flight(self, prompt: Prompt, sampling: Sampling, keep_pieces: bool) -> Flight:
@@ -307,7 +333,12 @@ class Engine:
             self._flights[key] = flight
             try:
                 write_request(
-                    view, flight.tokens, flight.sampling, token_budget=budget, flags=flags
+                    view,
+                    flight.tokens,
+                    flight.sampling,
+                    token_budget=budget,
+                    adapter=self._adapters.index(flight.sampling.adapter),
+                    flags=flags,
                 )
                 flight.submitted()
                 self._client.submit(slot, generation, key, format="raw")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import _core
 from ..config import EngineSettings
 from ..errors import ConfigError, EngineError, HardwareError
+from ..model.adapters import parse_adapter, read_adapter
 from ..probe import FACTS_VARIABLE
 from .script import Script, read_script
 
@@ -68,9 +69,12 @@ def load_engine(
     progress: Callable[[float], None],
     share: Share = ALONE,
 ) -> tuple[_core.LoopEngine, dict[str, Any]]:
-    """The engine, warmed up, and its info. Raises EngineError or ConfigError."""
+    """The engine, warmed up, and its info. Raises EngineError, ModelError or ConfigError."""
+    adapters = [parse_adapter(text) for text in settings.lora]
     if settings.script:
-        return scripted_engine(read_script(settings.script), share.prefix_secret)
+        return scripted_engine(
+            read_script(settings.script), share.prefix_secret, [name for name, _ in adapters]
+        )
     check_hardware(settings.isa, model_path)
     try:
         model = _core.Model.load(
@@ -86,6 +90,7 @@ def load_engine(
             engines=share.engines,
             share_weights=share.weights,
             shared_weights_fd=share.weights_fd,
+            adapters=[read_adapter(name, path).told() for name, path in adapters],
             progress=progress,
         )
         share.packed(model)
@@ -104,9 +109,10 @@ def load_engine(
 
 
 def scripted_engine(
-    script: Script, prefix_secret: int = 0
+    script: Script, prefix_secret: int = 0, adapters: Sequence[str] = ()
 ) -> tuple[_core.LoopEngine, dict[str, Any]]:
-    """An engine that answers from a script, and its info. Raises ConfigError."""
+    """An engine that answers from a script, whatever the adapter, and its info. Raises
+    ConfigError."""
     try:
         engine = _core.LoopEngine.with_script(
             script.answers,
@@ -118,6 +124,7 @@ def scripted_engine(
             prefill_delay_us_per_token=script.prefill_delay_us_per_token,
             speculation=script.speculation,
             prefix_secret=prefix_secret,
+            adapters=len(adapters),
         )
     except _core.CoreError as error:
         raise ConfigError(f"The script is not valid: {error}") from None
@@ -130,6 +137,7 @@ def scripted_engine(
         "kv_bytes": 0,
         "weight_bytes": 0,
         "parameters": 0,
+        "adapters": [{"name": name, "rank": 0, "parameters": 0, "bytes": 0} for name in adapters],
         "isa": "script",
         "threads": 1,
         "exact": False,

@@ -63,6 +63,7 @@ def write_request(
     sampling: Sampling,
     *,
     token_budget: int,
+    adapter: int = 0,
     flags: Sequence[str] = (),
 ) -> None:
     """Fill a zeroed view from EdgeClient.acquire: header fields, then tokens, then bias pairs."""
@@ -89,6 +90,7 @@ def write_request(
         "logprobs": sampling.logprobs,
         "logit_bias_count": len(sampling.logit_bias),
         "stop_token_count": len(sampling.stop_tokens),
+        "adapter": adapter,
         "mask_slot": -1,
         "trigger_slot": -1,
         "submitted_ns_low": _word(now),

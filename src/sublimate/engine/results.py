@@ -27,6 +27,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int = -1
     """-1 none; else the number of alternatives per token."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    adapter: str = ""
+    """Name of a LoRA adapter of this engine; empty: the model as it is."""
     profile: Profile = "high-throughput"
     cache: bool = True
     """False neither reads nor writes the prefix cache."""

@@ -1,0 +1,306 @@
+"""LoRA adapters: files that change a model a little, for the requests that name them.
+
+Two kinds are read: a folder as PEFT saves it (adapter_config.json, adapter_model.safetensors), of
+which this module tells the core what lies where, and a GGUF file (general.type = adapter), which
+the core reads itself. What would change more than the products of matrices is refused with the
+reason.
+
+Sources: huggingface/peft, src/peft/tuners/lora/config.py and src/peft/utils/other.py (names and
+patterns); huggingface/safetensors, README (the format).
+
+defines: AdapterTensor, AdapterFile, parse_adapter, check_adapters, read_adapter
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import _core
+from ..errors import ConfigError, ModelError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+SUFFIX = ".gguf"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
+"""No colon: it parts an adapter from the model before it."""
+CONFIG_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 16 << 20
+LENGTH_BYTES = 8
+RANK_MAX = _core.LIMITS["ADAPTER_RANK_MAX"]
+ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+TENSOR = re.compile(
+    r"(?P<module>(?:[a-z_]+\.){0,4}layers\.(?P<layer>\d{1,4})\.(?P<part>[a-z_.]{1,40}))"
+    r"\.lora_(?P<which>[AB])(?:\.default)?\.weight",
+    re.ASCII,
+)
+MATRICES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Of a layer: what it is called in GGUF files."""
+OTHER_TENSORS = {
+    "lora_magnitude_vector": "belongs to DoRA, which is not supported: merge the adapter",
+    "lora_embedding": "adapts the embedding, which is not supported",
+    "modules_to_save": "replaces a whole module, which is not supported",
+    "lm_head": "adapts the output matrix, which is not supported",
+    ".experts.": "adapts an expert, which is not supported",
+    ".bias": "is a bias, which is not supported",
+}
+"""Part of the name of a tensor that cannot be used: why."""
+OTHER_STARTS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of init_lora_weights that change the model's weights too, unless they were converted."""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """Of adapter_config.json, what changes the result; all else is how it was trained."""
+
+    peft_type: str = ""
+    r: int = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    fan_in_fan_out: bool = False
+    use_dora: bool = False
+    bias: str = "none"
+    lora_bias: bool = False
+    use_qalora: bool = False
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: Any = None
+    layer_replication: Any = None
+    alora_invocation_tokens: Any = None
+    target_parameters: Any = None
+    init_lora_weights: bool | str | None = True
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Of a safetensors header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class AdapterTensor(msgspec.Struct, frozen=True):
+    """Where a matrix lies in the file of weights."""
+
+    name: str
+    target: str
+    """As GGUF adapters call it: blk.0.attn_q.weight.lora_a."""
+    type: str
+    rows: int
+    columns: int
+    offset: int
+    factor: float
+    """What the product of A and B is multiplied by."""
+
+
+class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter as the core loads it."""
+
+    name: str
+    """That requests ask for."""
+    path: Path
+    """Of the file of weights."""
+    tensors: tuple[AdapterTensor, ...] = ()
+    """None: a GGUF file, of which the core reads them."""
+
+    def told(self) -> tuple[str, str, list[tuple[Any, ...]]]:
+        """For `_core.Model.load`."""
+        return self.name, str(self.path), [msgspec.structs.astuple(each) for each in self.tensors]
+
+
+def parse_adapter(text: str) -> tuple[str, Path]:
+    """(name, path) of NAME=PATH. Raises ConfigError."""
+    name, _, path = text.partition("=")
+    if not path or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"lora = {text!r}: expected NAME=PATH, with a name of letters, digits, dots, - and _."
+        )
+    return name, Path(path).expanduser()
+
+
+def check_adapters(texts: Iterable[str]) -> tuple[str, ...]:
+    """The same with absolute paths, each looked at. Raises ConfigError, ModelError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, path = parse_adapter(text)
+        if name in found:
+            raise ConfigError(f"lora = {text!r}: another adapter has this name.")
+        read_adapter(name, path)
+        found[name] = f"{name}={path.resolve()}"
+    if len(found) > _core.LIMITS["ADAPTERS_MAX"]:
+        raise ConfigError(f"lora: more than {_core.LIMITS['ADAPTERS_MAX']} adapters.")
+    return tuple(found.values())
+
+
+def read_adapter(name: str, path: Path) -> AdapterFile:
+    """A folder as PEFT saves it, or a GGUF file, whose tensors the core looks at. Raises
+    ModelError."""
+    try:
+        is_folder = path.is_dir()
+        if not is_folder and not path.is_file():
+            raise ModelError(f"The adapter {name}: {path} is neither a folder nor a file.")
+    except OSError as error:
+        raise ModelError(f"The adapter {name}: {path}: {error.strerror}.") from None
+    try:
+        if is_folder:
+            return AdapterFile(name=name, path=path / WEIGHTS, tensors=_read_folder(path))
+        if path.suffix.lower() != SUFFIX:
+            raise ModelError(f"{path} is no folder as PEFT saves it, and no {SUFFIX} file")
+        kind = _core.Gguf(str(path)).metadata.get("general.type")
+        if kind != "adapter":
+            raise ModelError(f"{path} is no adapter: its general.type is {str(kind)[:40]!r}")
+    except (ModelError, _core.CoreError) as error:
+        raise ModelError(f"The adapter {name}: {error}.".replace("..", ".")) from None
+    return AdapterFile(name=name, path=path)
+
+
+# ---- PEFT ----------------------------------------------------------------------------------------
+def _read_folder(folder: Path) -> tuple[AdapterTensor, ...]:
+    weights = folder / WEIGHTS
+    if not weights.exists():
+        for pickle in PICKLES:
+            if (folder / pickle).exists():
+                raise ModelError(
+                    f"{folder / pickle} is a pickle, which is not read: save it as {WEIGHTS}"
+                )
+    config = _read_config(folder / CONFIG)
+    entries, data = _read_header(weights)
+    tensors = tuple(_tensor(name, entry, data, config) for name, entry in sorted(entries.items()))
+    if not tensors:
+        raise ModelError(f"{weights} holds no adapter")
+    return tensors
+
+
+def _read_config(path: Path) -> _Config:
+    raw = _read(path, 0, CONFIG_BYTES_MAX + 1)
+    if len(raw) > CONFIG_BYTES_MAX:
+        raise ModelError(f"{path} is longer than {CONFIG_BYTES_MAX} bytes")
+    config = _decode(raw, path, _Config)
+    start = config.init_lora_weights
+    refused = {
+        f"peft_type is {config.peft_type!r}; LORA is supported": config.peft_type != "LORA",
+        "use_dora: DoRA is not supported; merge the adapter": config.use_dora,
+        f"bias = {config.bias!r}: biases are not supported": config.bias != "none",
+        "lora_bias: biases are not supported": config.lora_bias,
+        "modules_to_save: whole modules are not supported": bool(config.modules_to_save),
+        "trainable_token_indices are not supported": bool(config.trainable_token_indices),
+        "fan_in_fan_out: transposed weights are not supported": config.fan_in_fan_out,
+        "use_qalora: QALoRA is not supported": config.use_qalora,
+        "layer_replication is not supported": bool(config.layer_replication),
+        "alora_invocation_tokens: aLoRA is not supported": bool(config.alora_invocation_tokens),
+        "target_parameters are not supported": bool(config.target_parameters),
+        f"init_lora_weights = {start!r} changes the model's weights too: convert the adapter when "
+        "it is saved (path_initial_model_for_weight_conversion)": isinstance(start, str)
+        and start.lower().startswith(OTHER_STARTS),
+        f"r = {config.r}: outside 1 to {RANK_MAX}": not 1 <= config.r <= RANK_MAX,
+        "lora_alpha is no finite number": not math.isfinite(config.lora_alpha),
+    }
+    for reason, holds in refused.items():
+        if holds:
+            raise ModelError(f"{path}: {reason}")
+    for pattern in (*(config.rank_pattern or ()), *(config.alpha_pattern or ())):
+        if not re.fullmatch(r"[A-Za-z0-9_.]{1,200}", pattern, re.ASCII):
+            raise ModelError(
+                f"{path}: of rank_pattern and alpha_pattern names are read, not "
+                f"expressions such as {pattern[:60]!r}"
+            )
+    return config
+
+
+def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first name that is this module's, or the end of it."""
+    for name, value in (patterns or {}).items():
+        if module == name or module.endswith(f".{name}"):
+            return value
+    return default
+
+
+def _tensor(name: str, entry: _Entry, data: int, config: _Config) -> AdapterTensor:
+    shown = f"tensor {name[:120]!r}"
+    for part, reason in OTHER_TENSORS.items():
+        if part in name:
+            raise ModelError(f"{shown} {reason}")
+    match = TENSOR.fullmatch(name)
+    matrix = MATRICES.get(match["part"]) if match else None
+    if match is None or matrix is None:
+        raise ModelError(f"{shown} is no adapter of a matrix that can have one")
+    size = ELEMENT_BYTES.get(entry.dtype)
+    if size is None:
+        raise ModelError(f"{shown} is of {entry.dtype[:20]!r}; F32, F16 and BF16 are supported")
+    if len(entry.shape) != 2 or min(entry.shape) < 1:
+        raise ModelError(f"{shown} has the shape {entry.shape[:8]}, not (rows, columns)")
+    rows, columns = entry.shape
+    begin, end = entry.data_offsets
+    if begin < 0 or end - begin != rows * columns * size:
+        raise ModelError(f"{shown} has other bytes than its shape {entry.shape} takes")
+    rank = rows if match["which"] == "A" else columns
+    wanted = _of_pattern(config.rank_pattern, match["module"], config.r)
+    if rank != wanted:
+        raise ModelError(f"{shown} has the rank {rank}, its configuration {wanted}")
+    alpha = _of_pattern(config.alpha_pattern, match["module"], config.lora_alpha)
+    return AdapterTensor(
+        name=name,
+        target=f"blk.{int(match['layer'])}.{matrix}.weight.lora_{match['which'].lower()}",
+        type=entry.dtype,
+        rows=rows,
+        columns=columns,
+        offset=data + begin,
+        factor=alpha / (math.sqrt(rank) if config.use_rslora else rank),
+    )
+
+
+# ---- files ---------------------------------------------------------------------------------------
+def _read_header(path: Path) -> tuple[dict[str, _Entry], int]:
+    """(tensors of a safetensors file, where their data begins)."""
+    length = int.from_bytes(_read(path, 0, LENGTH_BYTES), "little")
+    if not 2 <= length <= HEADER_BYTES_MAX:
+        raise ModelError(f"{path} is no safetensors file: a header of {length} bytes")
+    raw = _read(path, LENGTH_BYTES, length)
+    if len(raw) != length:
+        raise ModelError(f"{path} ends within its header")
+    size = path.stat().st_size
+    entries = _decode(raw, path, dict[str, msgspec.Raw])
+    entries.pop("__metadata__", None)
+    tensors = {name: _decode(bytes(each), path, _Entry) for name, each in entries.items()}
+    data = LENGTH_BYTES + length
+    for name, entry in tensors.items():
+        if entry.data_offsets[1] > size - data:
+            raise ModelError(f"tensor {name[:120]!r} lies outside {path}, which may be cut short")
+    return tensors, data
+
+
+def _read(path: Path, begin: int, count: int) -> bytes:
+    """Of a regular file; a pipe does not make us wait."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ModelError(f"{path} is not a regular file")
+        file.seek(begin)
+        return file.read(count)
+
+
+def _decode(raw: bytes, path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is damaged: {str(error)[:200]}") from None
