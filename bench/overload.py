@@ -172,10 +172,8 @@ async def saturation(load: Load, seconds: float) -> Phase:
     """The fewest clients that are enough, for `seconds`."""
     found: list[Phase] = []
     for clients in CLIENTS:
-        found.append(await closed(load, clients, FIND_SECONDS))
+        found.append(await closed(load, clients, max(FIND_SECONDS, seconds / 3)))
         print(shown(found[-1]), file=sys.stderr)
-        if len(found) > 1 and found[-1].tokens_per_second < found[-2].tokens_per_second / ENOUGH:
-            break
     best = max(phase.tokens_per_second for phase in found)
     enough = next(phase for phase in found if phase.tokens_per_second >= ENOUGH * best)
     return await closed(load, enough.clients, seconds)

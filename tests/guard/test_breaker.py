@@ -13,7 +13,6 @@ from sublimate.guard.breaker import (
     FEW,
     REQUEST_TOKENS,
     RETRY_SECONDS_MAX,
-    SATURATING_MAX,
     SATURATING_MIN,
     TARGET_SECONDS_MIN,
     Breaker,
@@ -42,11 +41,9 @@ class Engine:
 
     def ask(self, tenant: str = "a", target: float = 0.0, tokens: int = PROMPT_TOKENS) -> int:
         """Raises Shed."""
-        try:
-            self.breaker.admit(tenant, tokens, target, self.now)
-        except Shed:
+        if not self.breaker.fits(tenant, tokens, target, self.now):
             self.refused += 1
-            raise
+            raise self.breaker.shed(tokens, target, self.now)
         self._keys += 1
         self.breaker.taken(self._keys, tenant, tokens, self.now)
         self._queue.append((self._keys, float(tokens + REQUEST_TOKENS), self.now))
@@ -102,20 +99,18 @@ def test_the_estimate_follows_an_engine_that_is_slower_than_its_prices() -> None
     assert faster.refused < 450, "a faster one takes three times as much"
 
 
-def test_without_a_target_what_saturates_may_wait() -> None:
+def test_without_a_target_it_is_what_saturates() -> None:
     prices = Prices(step_ps=2_500_000_000, decode_row_ps=630_000_000, prompt_row_ps=500_000_000)
     assert prices.saturating(146, 64) == SATURATING_MIN
     assert prices.saturating(2000, 64) == SATURATING_MIN, "a long prompt fills an engine alone"
     assert prices.saturating(1, 64) == 35
     breaker = Breaker(prices)
     taken = 0
-    with pytest.raises(Shed):
-        for key in range(200):
-            breaker.admit("a", 304, 0.0, 1.0)
-            breaker.taken(key, "a", 304, 1.0)
-            breaker.ended(6000)
-            taken += 1
-    assert breaker.saturating == 34 and taken == SATURATING_MAX, "a full batch may always wait"
+    while breaker.fits("a", 304, 0.0, 1.0):
+        breaker.taken(taken, "a", 304, 1.0)
+        breaker.ended(6000)
+        taken += 1
+    assert breaker.saturating == 34 == taken
     assert breaker.target_seconds == pytest.approx(34 * 320 / 2000)
     short = Breaker(prices)
     short.taken(1, "a", 14, 1.0)

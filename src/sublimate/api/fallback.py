@@ -40,7 +40,7 @@ from .messages.framed import FRAMES_SHAPE
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
-    from ..edge.engine import EngineLink, Submission
+    from ..edge.engine import EngineLink
     from ..edge.stream import Answer
 
 LOG = logging.getLogger("sublimate.guard")
@@ -87,11 +87,13 @@ class Fallback:
         if not self.engine_circuit.would_let(now) and self._may_go(exchange, now):
             raise ApiError("engine_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
 
-    def weigh(self, exchange: Exchange, engine: EngineLink, submission: Submission) -> None:
+    def weigh(
+        self, exchange: Exchange, engine: EngineLink, prompt_tokens: int, output_tokens_max: int
+    ) -> None:
         self.check(exchange)  # another one may have begun to try it since
         headroom = engine.headroom(engine.stats())
         decision = decide(
-            Request(prompt_tokens=len(submission.ids), output_tokens_max=submission.token_budget),
+            Request(prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max),
             Hardware(role="engine"),
             msgspec.structs.replace(
                 headroom, has_fallback_server=self._may_go(exchange, time.monotonic())

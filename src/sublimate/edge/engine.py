@@ -112,7 +112,7 @@ class EngineLink:
         self._client = _core.EdgeClient(region, vocabulary, gaps, signature_key)
         self._on_broken = on_broken
         self._masks = MaskKeeper(loop, self._client, self._hand_over_failed, on_broken)
-        self.reservations = Reservations(self._client, info)
+        self.reservations = Reservations(loop, self._client, info)
         """What waits for its first token."""
         self.trace = EngineTrace(region, info)
         """What its loop tells while somebody follows."""
@@ -132,17 +132,10 @@ class EngineLink:
         loop.call_soon(self._pump)
 
     # ---- requests ------------------------------------------------------------------------------
-    def submit(
-        self,
-        request: Submission,
-        listener: Listener,
-        queue_max: int,
-        first_token_target: float = 0.0,
-    ) -> Ticket:
-        """Hand a request to the loop. Raises ApiError: 529 if there is no room for it or it would
-        wait too long (see Breaker), 503 if the engine broke the ring, which ends this link."""
+    def submit(self, request: Submission, listener: Listener, queue_max: int) -> Ticket:
+        """Hand a request to the loop, when it is its turn (`reservations.turn`). Raises ApiError:
+        529 if there is no room for it, 503 if the engine broke the ring, which ends this link."""
         self._check_room(request, queue_max)
-        self.reservations.check(request, first_token_target)
         try:
             return self._submit(request, listener)
         except _core.CoreError:
@@ -383,6 +376,7 @@ class EngineLink:
         self._open = False
         self._loop.remove_reader(self._bell)
         self._masks.close()
+        self.reservations.close()
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:

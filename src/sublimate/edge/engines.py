@@ -146,6 +146,7 @@ class Engines:
         if link is not None:
             self._leaving[number] = link
             self._changed()
+            link.reservations.close()
         self._tell_if_idle(number, idle)
 
     def _tell_if_idle(self, number: int, idle: Callable[[], None]) -> None:

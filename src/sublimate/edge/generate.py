@@ -1,6 +1,6 @@
 """The story of one request, whatever surface it came through:
 
-    read -> render -> tokenise -> submit -> stream
+    read -> render -> tokenise -> (wait for its turn) -> submit -> stream
 
 defines: NeedsThreadError, generate, prepared, choose_profile, prepare, check_length, counted
 """
@@ -63,27 +63,78 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
 
 def _submit(
     server: EdgeServer, exchange: Exchange, surface: Surface, prompt: Prompt, timing: Timing
-) -> None:
-    """Hand a prepared request to the engine. Raises ApiError."""
+) -> Awaitable[None] | None:
+    """Hand a prepared request to an engine when it is its turn. Raises ApiError."""
     timing.prepared(*prompt.ends_ns)
     served = server.models.of(prompt.generation.model_name)
     server.engine_or_refuse(served)  # it may have gone while a worker thread prepared
     if exchange.gone:
-        return
+        return None
+    engine, turn = _enter(server, served, exchange, prompt)
+    if turn is None:
+        _hand_over(server, served, engine, exchange, surface, prompt, timing)
+        return None
+
+    async def later() -> None:
+        chosen, until = engine, turn
+        while until is not None:
+            await until
+            if exchange.gone:
+                if exchange.lease is not None:
+                    exchange.lease.cancel()
+                return
+            if chosen in served.engines.links:
+                break
+            server.engine_or_refuse(served)
+            chosen, until = _enter(server, served, exchange, prompt)
+        _hand_over(server, served, chosen, exchange, surface, prompt, timing)
+
+    return later()
+
+
+def _enter(
+    server: EdgeServer, served: Served, exchange: Exchange, prompt: Prompt
+) -> tuple[EngineLink, Awaitable[None] | None]:
+    """(The engine for a request, when it may be handed over to it). Raises ApiError."""
+    tokens = len(prompt.ids)
     tenant = server.access.tenant(exchange.tenant_key)
     engine = served.engines.choose(prompt.ids, tenant, server.settings.queue_max)
+    if server.relief is not None:
+        server.relief.weigh(exchange, engine, tokens, _room(engine, prompt))
+    if exchange.lease is None:
+        server.admit(exchange, tokens)
+    target = server.settings.first_token_target
+    return engine, engine.reservations.turn(tenant, tokens, target, lambda: exchange.gone)
+
+
+def _room(engine: EngineLink, prompt: Prompt) -> int:
+    """For the answer, in tokens."""
+    asked = prompt.generation.sampling.max_tokens
+    return min(asked, engine.context_tokens - len(prompt.ids))
+
+
+def _hand_over(
+    server: EdgeServer,
+    served: Served,
+    engine: EngineLink,
+    exchange: Exchange,
+    surface: Surface,
+    prompt: Prompt,
+    timing: Timing,
+) -> None:
+    """Raises ApiError."""
     answer = _new_answer(server, served, engine, exchange, surface, prompt, timing)
     blocks = _blocks(served.text, prompt)
     answer.has_blocks = blocks is not None
     sampling = prompt.generation.sampling
-    room = min(sampling.max_tokens, engine.context_tokens - len(prompt.ids))
+    room = _room(engine, prompt)
     submission = Submission(
         ids=prompt.ids,
         sampling=sampling,
         token_budget=room,
         stop_tokens=(*served.text.tokenizer.stop_tokens, *sampling.stop_token_ids),
         profile=prompt.generation.profile,
-        tenant=tenant,
+        tenant=server.access.tenant(exchange.tenant_key),
         format=answer.format,
         message_id=answer.message_id,
         model_name=prompt.generation.model_name,
@@ -92,11 +143,7 @@ def _submit(
         constraint=prompt.constraint,
         thinking_tokens=thinking_limit(prompt.generation.thinking, room),
     )
-    if server.relief is not None:
-        server.relief.weigh(exchange, engine, submission)
-    server.admit(exchange, len(prompt.ids))
-    settings = server.settings
-    ticket = engine.submit(submission, answer, settings.queue_max, settings.first_token_target)
+    ticket = engine.submit(submission, answer, server.settings.queue_max)
     exchange.request.body = b""
     key = exchange.wire.connection_key
     answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids, worker=engine.worker)
@@ -188,7 +235,7 @@ def prepared(
     server: EdgeServer,
     exchange: Exchange,
     read: Callable[[bytes], Generation],
-    then: Callable[[Prompt], None],
+    then: Callable[[Prompt], Awaitable[None] | None],
     *,
     constrains: bool = False,
     is_counted: bool = False,
@@ -232,7 +279,9 @@ def prepared(
 
     async def elsewhere(make: Callable[[], Prompt]) -> None:
         size = len(body)
-        then(await server.loop.run_in_executor(workers, lambda: trimmed(make, size)))
+        prompt = await server.loop.run_in_executor(workers, lambda: trimmed(make, size))
+        if (more := then(prompt)) is not None:
+            await more
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere(lambda: held(work()))
@@ -244,8 +293,7 @@ def prepared(
         text = text_of(prompt)
         if not text.grammars.is_ready(wanted_of(prompt, text)):
             return elsewhere(lambda: held(prompt))
-    then(held(prompt))
-    return None
+    return then(held(prompt))
 
 
 def prepare(

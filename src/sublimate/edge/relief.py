@@ -12,7 +12,7 @@ from .exchange import Exchange
 
 if TYPE_CHECKING:
     from .app import EdgeServer
-    from .engine import EngineLink, Submission
+    from .engine import EngineLink
     from .stream import Answer
 
 REASONS = {
@@ -33,7 +33,9 @@ class Relief(Protocol):
         another request is trying it."""
         ...
 
-    def weigh(self, exchange: Exchange, engine: EngineLink, submission: Submission) -> None:
+    def weigh(
+        self, exchange: Exchange, engine: EngineLink, prompt_tokens: int, output_tokens_max: int
+    ) -> None:
         """Before it is handed over. Raises ApiError (529) where the engine's memory is so full that
         the request belongs elsewhere."""
         ...

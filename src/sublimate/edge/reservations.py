@@ -1,18 +1,20 @@
-"""The breaker (guard/breaker.py) of one engine link: what it is told of requests, and what clients
-are told by it.
+"""The breaker (guard/breaker.py) of one engine link, and the room before it (guard/anteroom.py):
+what they are told of requests, and what clients are told by them.
 
 defines: Reservations
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from .. import _core
+from ..guard.anteroom import Anteroom
 from ..guard.breaker import Breaker, Prices, Shed
 from .errors import ApiError
 
@@ -20,27 +22,78 @@ if TYPE_CHECKING:
     from .engine import Submission, Ticket
 
 LOOK_SECONDS = 0.02
-"""Between two looks at answers that are told as a whole: nothing tells of their first token."""
+"""Between two looks at answers that are told as a whole: nothing tells of their first token. Also
+between two looks at who may come in."""
+
+
+class _Guest:
+    """A request that waits for its turn."""
+
+    def __init__(self, turn: asyncio.Future[None], is_gone: Callable[[], bool]) -> None:
+        self.turn, self.is_gone = turn, is_gone
 
 
 class Reservations:
     """On the event loop's thread only."""
 
-    def __init__(self, client: _core.EdgeClient, info: dict[str, Any]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, client: _core.EdgeClient, info: dict[str, Any]
+    ) -> None:
+        self._loop = loop
         self._client = client
         self._breaker = Breaker(Prices.of(info))
+        self._anteroom: Anteroom[_Guest] = Anteroom(self._breaker)
+        self._timer: asyncio.TimerHandle | None = None
+        """While somebody is in there."""
         self._tickets: dict[int, Ticket] = {}
         self._looked_seconds = 0.0
 
-    def check(self, request: Submission, target_seconds: float) -> None:
-        """Before a request is handed over. Raises ApiError (529) if it would wait too long."""
+    def turn(
+        self,
+        tenant: Hashable,
+        prompt_tokens: int,
+        target_seconds: float,
+        is_gone: Callable[[], bool],
+    ) -> Awaitable[None] | None:
+        """When a request may be handed over. None: now. Else it is over as well when its client has
+        gone and when the link is; it raises ApiError (529) if more have come since than can be
+        served. Raises ApiError if it would wait too long."""
         now = time.monotonic()
         if now - self._looked_seconds >= LOOK_SECONDS:
             self._look(now)
+        guest = _Guest(self._loop.create_future(), is_gone)
+        count = self._client.slots_in_use
         try:
-            self._breaker.admit(request.tenant, len(request.ids), target_seconds, now)
+            if self._anteroom.ask(guest, tenant, prompt_tokens, target_seconds, now, count):
+                return None
         except Shed as shed:
-            raise ApiError("overloaded").after(shed.retry_seconds) from None
+            raise _refused(shed) from None
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._call)
+        return guest.turn
+
+    def _call(self) -> None:
+        """Those in whose turn it is."""
+        now = time.monotonic()
+        self._look(now)
+        # One at a time: it is handed over before the next is weighed.
+        guest, refused = self._anteroom.call(now, self._client.slots_in_use)
+        if guest is not None:
+            _end(guest.turn)
+        for one, shed in refused:
+            _end(one.turn, _refused(shed))
+        self._timer = None
+        if len(self._anteroom):
+            wait = 0.0 if guest is not None else LOOK_SECONDS
+            self._timer = self._loop.call_later(wait, self._call)
+
+    def close(self) -> None:
+        """Nobody waits for this engine any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for guest in self._anteroom.clear():
+            _end(guest.turn)
 
     def _look(self, now_seconds: float) -> None:
         self._looked_seconds = now_seconds
@@ -48,6 +101,10 @@ class Reservations:
             output_tokens, _ = self._client.progress(ticket.slot, ticket.generation)
             if output_tokens:
                 self._first_token(key, now_seconds)
+        for guest in self._anteroom.guests():
+            if guest.is_gone():
+                self._anteroom.leave(guest)
+                _end(guest.turn)
 
     def taken(self, key: int, ticket: Ticket, request: Submission) -> None:
         """It was handed over."""
@@ -85,6 +142,8 @@ class Reservations:
             ("first_token_target_seconds", "The relative target of that.", breaker.target_seconds),
             ("prompt_tokens_reserved", "Of requests that wait for their first token.",
              breaker.reserved_tokens),
+            ("requests_outside", "Requests that wait until they can be handed to the engine.",
+             len(self._anteroom)),
         ):  # fmt: skip
             gauge = GaugeMetricFamily(f"sublimate_{name}", text, labels=list(labels))
             gauge.add_metric(list(labels.values()), value)
@@ -93,3 +152,17 @@ class Reservations:
         sheds = CounterMetricFamily("sublimate_breaker_sheds", text, labels=list(labels))
         sheds.add_metric(list(labels.values()), breaker.sheds)
         yield sheds
+
+
+def _refused(shed: Shed) -> ApiError:
+    return ApiError("overloaded").after(shed.retry_seconds)
+
+
+def _end(turn: asyncio.Future[None], error: ApiError | None = None) -> None:
+    # Whoever waited may have been cancelled with its task.
+    if turn.done():
+        return
+    if error is None:
+        turn.set_result(None)
+    else:
+        turn.set_exception(error)

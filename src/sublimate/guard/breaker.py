@@ -7,8 +7,8 @@ begins with the loop's own prices (core/loop/cost.h), measured at the warm-up; w
 up it is observed, so that it holds whatever else the engine and the machine do.
 
 Without a target of the operator's it is relative: what the requests that just saturate the engine
-need together. While no more wait than can run at once nothing is refused: neither a person alone
-with the server nor a full batch meets the breaker.
+need together. A few requests are never refused: a person alone with the server does not meet the
+breaker. Nor, without a target, does a crowd that is no overload (anteroom.py).
 
 With several tenants the ones that have reserved the most are refused first: what is within a
 tenant's equal share of the target is taken, whatever the others have.
@@ -116,31 +116,33 @@ class Breaker:
         self.sheds = 0
 
     # ---- what is decided -----------------------------------------------------------------------
-    def admit(
+    def fits(
         self, tenant: Hashable, prompt_tokens: int, target_seconds: float, now_seconds: float
-    ) -> None:
-        """Whether a request may be taken. Raises Shed. target_seconds: 0 is relative to the time at
-        saturation."""
+    ) -> bool:
+        """Whether a request would have its first token in time, or is one of the few.
+        target_seconds: 0 is relative to the time at saturation."""
         if prompt_tokens < 1 or target_seconds < 0:
             raise ValueError("a prompt has tokens, and no target lies in the past")
         self._pass_time(now_seconds)
         tokens = prompt_tokens + REQUEST_TOKENS
-        # An operator's target is kept, but for the few of a person who has the server alone.
-        # Without one a batch may always come at once that fills all the rows.
-        tolerated = FEW if target_seconds else SATURATING_MAX
         limit_seconds = target_seconds or self.target_seconds
-        wait_seconds = self.wait_seconds(tokens)
-        if len(self._reserved) < tolerated or wait_seconds <= limit_seconds:
-            return
+        if len(self._reserved) < FEW or self.wait_seconds(tokens) <= limit_seconds:
+            return True
         mine = self._by_tenant[tenant] + tokens
         tenants = len(self._by_tenant.keys() | {tenant})
-        if tenants > 1 and mine / self.rate <= limit_seconds / tenants:
-            return
+        return tenants > 1 and mine / self.rate <= limit_seconds / tenants
+
+    def shed(self, prompt_tokens: int, target_seconds: float, now_seconds: float) -> Shed:
+        """Of one that does not fit and will not wait: with its own turn to come back at."""
+        self._pass_time(now_seconds)
+        tokens = prompt_tokens + REQUEST_TOKENS
+        wait_seconds = self.wait_seconds(tokens)
         self.sheds += 1
         promised = max(now_seconds, self._promised_seconds) + tokens / self.rate
         self._promised_seconds = min(promised, now_seconds + RETRY_SECONDS_MAX)
+        limit_seconds = target_seconds or self.target_seconds
         away_seconds = wait_seconds - limit_seconds + self._promised_seconds - now_seconds
-        raise Shed(wait_seconds, max(1, min(RETRY_SECONDS_MAX, math.ceil(away_seconds))))
+        return Shed(wait_seconds, max(1, min(RETRY_SECONDS_MAX, math.ceil(away_seconds))))
 
     # ---- figures -------------------------------------------------------------------------------
     @property
