@@ -199,11 +199,11 @@ def metrics(served: Served) -> dict[str, float]:
 def test_a_server_refuses_at_once_and_says_when_to_come_back() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    cost = {"step_ps": 0, "decode_row_ps": 0, "prompt_row_ps": 1_000_000_000}
-    settings = EdgeSettings(first_token_target=0.2)
+    cost = {"step_ps": 0, "decode_row_ps": 0, "prompt_row_ps": 3_000_000_000}
+    settings = EdgeSettings(first_token_target=0.6)
     with (
         serve(
-            settings=settings, prefill_delay_us_per_token=1000, info={"step_cost": cost}
+            settings=settings, prefill_delay_us_per_token=3000, info={"step_cost": cost}
         ) as served,
         ThreadPoolExecutor(40) as pool,
     ):
