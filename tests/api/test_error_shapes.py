@@ -301,6 +301,7 @@ CAUSES = {
     "load_failed": "error_shapes::a_model_that_does_not_load",
     "engine_tripped": "standing::a_tripped_engine_takes_nothing_new_and_ends_what_it_has",
     "fallback_refused": "fallback::a_request_that_the_other_does_not_take_is_a_400_from_our_table",
+    "fallback_form": "fallback_forms::an_answer_without_a_form_leaves_the_other_server_in_use",
     "fallback_lost": "fallback::a_stream_that_breaks_ends_with_an_event_from_our_table",
     "engine_lost": "operations::a_lost_engine_is_told_to_everybody_at_once",
     "constraint_failed": "edge_masks::an_answer_that_cannot_be_held_ends_with_an_error",

@@ -73,6 +73,7 @@ def test_a_conversation_with_tools_has_the_same_turns() -> None:
         {"messages": [user(["hello"])]},
         {"system": [{"type": "image"}]},
         {"top_k": 5},
+        {"top_k": False},
         {"messages": [user([{"type": "text", "text": 5}])]},
         {"tool_choice": {"type": []}},
     ],
@@ -96,12 +97,24 @@ def test_a_tool_that_failed_is_told_as_templates_tell_it() -> None:
         for failed in (True, False)
     ]
     assert told == ["Error: no such city", "no such city"]
-    assert "top_k" not in chat_request(body(user("hello"), top_k=None, metadata={}), "m")
+
+
+@pytest.mark.parametrize("top_k", [None, 0])
+def test_no_limit_of_candidates_is_one_that_is_left_out(top_k: int | None) -> None:
+    assert "top_k" not in chat_request(body(user("hello"), top_k=top_k, metadata={}), "m")
 
 
 def test_counts_that_are_none_count_nothing() -> None:
     odd: list[Any] = [None, "9", [], -1, 1e300, 1 << 40]
-    assert [tokens_of(one) for one in (*odd, 7)] == [0, 0, 0, 0, 0, 0, 7]
+    assert [tokens_of(one) for one in (*odd, True, 7)] == [0, 0, 0, 0, 0, 0, 0, 7]
+
+
+def test_a_filtered_answer_is_a_refusal_and_not_an_end() -> None:
+    chat = {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}
+    assert message_of_chat(chat, "msg_1", "m")["stop_reason"] == "refusal"
+    events = ChatEvents("msg_1", "m")
+    events.chunk(chunk("content_filter"))
+    assert events.end()[-2]["delta"]["stop_reason"] == "refusal"
 
 
 def test_a_whole_answer_is_a_message() -> None:

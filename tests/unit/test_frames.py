@@ -143,7 +143,10 @@ INPUTS = st.dictionaries(
     max_size=3,
 )
 REASONS = st.sampled_from(
-    [None, "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+    [
+        *(None, "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "pause_turn"),
+        "model_context_window_exceeded",
+    ]
 )
 
 

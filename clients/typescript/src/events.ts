@@ -31,7 +31,13 @@ export type ContentBlock =
   | { type: "tool_use"; id: string; name: string; input: Record<string, unknown> };
 
 export type StopReasonName =
-  "end_turn" | "max_tokens" | "stop_sequence" | "tool_use" | "model_context_window_exceeded";
+  | "end_turn"
+  | "max_tokens"
+  | "stop_sequence"
+  | "tool_use"
+  | "model_context_window_exceeded"
+  | "refusal"
+  | "pause_turn";
 
 export interface ContextManagement {
   applied_edits: {

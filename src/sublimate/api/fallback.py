@@ -34,9 +34,10 @@ from ..guard.chat_form import (
     tokens_of,
 )
 from ..guard.circuit import CIRCUIT_STATES, Circuit
+from ..guard.message_form import OddFormError, fitted_message
 from ..guard.upstream import CHAT, MESSAGES, Reply, Upstream, UpstreamError
 from ..policy.decision import Hardware, Request, decide
-from .messages.framed import FRAMES_SHAPE
+from .messages.framed import FRAMES_SHAPE, Framer, data_of
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -56,7 +57,6 @@ VERSION = "2023-06-01"
 EVENT_END = b"\n\n"
 EVENT_BYTES_MAX = 4 << 20
 DONE = b"[DONE]"
-ERRORS = (b"event: error", b'data: {"error"', b'data: {"type":"error"')
 
 
 class _RefusedError(Exception):
@@ -73,7 +73,7 @@ class Fallback:
         self._upstream = Upstream(settings.fallback)
         self._key = settings.fallback_key
         self._model = settings.fallback_model
-        self._speaks_chat = self._upstream.speaks_chat
+        self._speaks_chat = self._upstream.address.speaks_chat
         self.circuit = Circuit()
         self.engine_circuit = Circuit(failures_max=1)
         self._probe: Answer | None = None
@@ -201,6 +201,12 @@ class Fallback:
             self.circuit.succeeded()
             exchange.fail(ApiError("fallback_refused"))
             return "refused"
+        except OddFormError as odd:
+            # It is there and answers: that others get nothing because of this would help nobody.
+            LOG.warning("%s: the fallback's answer: %s", exchange.request_id, odd)
+            self.circuit.gave_up(time.monotonic())
+            self._lose(exchange, error)
+            return "inexpressible"
         except Exception as failure:
             # Of any kind: a form that nobody has foreseen is a failure of the server that sent it.
             is_known = isinstance(failure, (UpstreamError, msgspec.MsgspecError, ValueError))
@@ -209,12 +215,16 @@ class Fallback:
                 "%s: the fallback failed: %s", exchange.request_id, told, exc_info=not is_known
             )
             self.circuit.failed(time.monotonic())
-            if exchange.streaming:
-                error = ApiError("fallback_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
-            exchange.fail(error)
+            self._lose(exchange, error)
             return "failed"
         self.circuit.succeeded()
         return "ok"
+
+    def _lose(self, exchange: Exchange, error: ApiError) -> None:
+        """`error`: that it would have had without a fallback."""
+        if exchange.streaming:
+            error = ApiError("fallback_lost").after(limits.ENGINE_LOST_RETRY_SECONDS)
+        exchange.fail(error)
 
     def _asked(self, exchange: Exchange) -> tuple[Json, bytes]:
         """What the client asked, and the body that the other server gets. Raises ApiError,
@@ -241,7 +251,7 @@ class Fallback:
             if reply.status != OK:
                 raise UpstreamError(f"it answered {reply.status}")
             if asked.get("stream"):
-                await self._stream(exchange, reply, chat)
+                await self._stream(exchange, reply, chat, model)
             else:
                 await self._whole(exchange, reply, model)
 
@@ -261,26 +271,33 @@ class Fallback:
     async def _whole(self, exchange: Exchange, reply: Reply, model: str) -> None:
         body = await reply.whole()
         answer = msgspec.json.decode(body, type=Json)
+        if _breaks_off(answer):
+            raise UpstreamError("its answer is an error")
         if self._maps(exchange):
             try:
                 answer = message_of_chat(answer, _identifier(), model)
             except UnmappableError:
                 raise UpstreamError("its answer is no chat completion") from None
             body = msgspec.json.encode(answer)
+        if exchange.is_of_call:
+            body = _message(answer, model)
         self._settle(exchange, answer.get("usage"))
         exchange.send_json(OK, body, [COMPUTE_PATH])
 
-    async def _stream(self, exchange: Exchange, reply: Reply, chat: ChatEvents | None) -> None:
+    async def _stream(
+        self, exchange: Exchange, reply: Reply, chat: ChatEvents | None, model: str
+    ) -> None:
         is_framed = exchange.request.path == MESSAGES
         is_framed = is_framed and accepts_frames(exchange.request.field(b"accept"))
         if is_framed:
             exchange.error_shape = FRAMES_SHAPE
         usage: Json = {}
+        framer = Framer(model)
         async for block, events in _until_end(_blocks(reply), chat):
             for event in events:
                 _count(usage, event)
             if is_framed:
-                shown = b"".join(map(_frame, events))
+                shown = b"".join(map(framer.frame, events))
             else:
                 shown = block + EVENT_END if chat is None else b"".join(map(_sse, events))
             if not shown:
@@ -351,10 +368,10 @@ async def _until_end(
     that merely ends may have lost the rest. Raises UpstreamError."""
     has_finished = False
     async for block in blocks:
-        if block.startswith(ERRORS):
+        told, is_done = _events(block), data_of(block) == DONE
+        if any(map(_breaks_off, told)):
             raise UpstreamError("it broke its stream off")
-        is_done = _data_of(block) == DONE
-        events = _events(block) if chat is None else _chat_events(chat, block)
+        events = told if chat is None else _chat_events(chat, told, is_done)
         yield block, events
         if is_done or any(event.get("type") == "message_stop" for event in events):
             return
@@ -374,23 +391,23 @@ def _finishes(chunk: Json) -> bool:
     return any(one.get("finish_reason") for one in told)
 
 
-def _data_of(block: bytes) -> bytes:
-    lines = [line[len(b"data:") :] for line in block.split(b"\n") if line.startswith(b"data:")]
-    return b"".join(lines).strip()
-
-
 def _events(block: bytes) -> list[Json]:
     """One or none: comments have no data."""
-    data = _data_of(block)
+    data = data_of(block)
     return [msgspec.json.decode(data, type=Json)] if data and data != DONE else []
 
 
-def _chat_events(chat: ChatEvents, block: bytes) -> list[Json]:
+def _breaks_off(event: Json) -> bool:
+    """It says that the answer ends here and is not whole."""
+    return event.get("type") == "error" or isinstance(event.get("error"), (dict, str))
+
+
+def _chat_events(chat: ChatEvents, chunks: list[Json], is_done: bool) -> list[Json]:
     """Of a message, made of one block of a chat completion's stream. Raises UpstreamError."""
     try:
-        if _data_of(block) == DONE:
+        if is_done:
             return chat.end()
-        return [event for chunk in _events(block) for event in chat.chunk(chunk)]
+        return [event for chunk in chunks for event in chat.chunk(chunk)]
     except UnmappableError:
         raise UpstreamError("its chunks are none of a chat completion") from None
 
@@ -399,17 +416,24 @@ def _sse(event: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
 
 
-def _frame(event: Json) -> bytes:
-    from ..wire.frames import encode_frame, event_of
+def _message(answer: Json, model: str) -> bytes:
+    """JSON of a message that gRPC has a place for. Raises OddFormError."""
+    from ..wire.frames import InexpressibleError, message_of
 
-    return encode_frame(event_of(event))
+    shown = fitted_message(answer, _identifier(), model)
+    try:
+        message_of(shown)  # what is found here is told as an error and not in the call's middle
+    except InexpressibleError as error:
+        raise OddFormError(str(error)) from None
+    return msgspec.json.encode(shown)
 
 
 def _count(usage: Json, event: Json) -> None:
     message = event.get("message")
     told = cast(Json, message).get("usage") if isinstance(message, dict) else None
     told = told or event.get("usage")
-    usage |= cast(Json, told) if isinstance(told, dict) else {}
+    counts = cast(Json, told) if isinstance(told, dict) else {}
+    usage |= {name: count for name, count in counts.items() if count is not None}
 
 
 def _identifier() -> str:

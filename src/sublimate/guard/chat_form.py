@@ -16,7 +16,12 @@ import msgspec
 from ..model.turns import BLOCK_SEPARATOR
 
 Json = dict[str, Any]
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 TOKENS_MAX = (1 << 31) - 1
 """What counts more than that does not count tokens."""
 SAME = ("max_tokens", "temperature", "top_p")
@@ -33,6 +38,8 @@ class UnmappableError(Exception):
 def chat_request(body: Json, model: str) -> Json:
     """Of POST /v1/chat/completions. Raises UnmappableError."""
     given = {name for name, value in body.items() if value is not None}
+    if body.get("top_k") == 0 and body["top_k"] is not False:
+        given.discard("top_k")  # no limit, as where it is left out
     if unknown := given - HANDLED - IGNORED - set(SAME):
         raise UnmappableError(min(unknown))
     messages: list[Json] = []
@@ -207,7 +214,9 @@ def _object(told: Any) -> Json:
 
 def tokens_of(told: Any) -> int:
     """A count that another server tells; 0 for what is none."""
-    return told if isinstance(told, int) and 0 <= told <= TOKENS_MAX else 0
+    if not isinstance(told, int) or isinstance(told, bool):
+        return 0
+    return told if 0 <= told <= TOKENS_MAX else 0
 
 
 # ---- a stream ------------------------------------------------------------------------------------

@@ -15,12 +15,16 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_STOP_SEQUENCE: _ClassVar[StopReason]
     STOP_REASON_TOOL_USE: _ClassVar[StopReason]
     STOP_REASON_MODEL_CONTEXT_WINDOW_EXCEEDED: _ClassVar[StopReason]
+    STOP_REASON_REFUSAL: _ClassVar[StopReason]
+    STOP_REASON_PAUSE_TURN: _ClassVar[StopReason]
 STOP_REASON_UNSPECIFIED: StopReason
 STOP_REASON_END_TURN: StopReason
 STOP_REASON_MAX_TOKENS: StopReason
 STOP_REASON_STOP_SEQUENCE: StopReason
 STOP_REASON_TOOL_USE: StopReason
 STOP_REASON_MODEL_CONTEXT_WINDOW_EXCEEDED: StopReason
+STOP_REASON_REFUSAL: StopReason
+STOP_REASON_PAUSE_TURN: StopReason
 
 class StreamEvent(_message.Message):
     __slots__ = ("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop", "ping", "error")

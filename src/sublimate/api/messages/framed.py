@@ -5,7 +5,7 @@ The core writes them, as it writes server-sent events; so does it write pings an
 edge says so. Only what an Amendment tells is put in here, which few requests ask for: the protobuf
 runtime is imported then and not before.
 
-defines: FRAMES_SHAPE, FramedMessage, retelling
+defines: FRAMES_SHAPE, FramedMessage, data_of, Framer, retelling
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import msgspec
 from ... import _core
 from ...edge.coding import FRAMES_TYPE
 from ...edge.errors import ApiError, ErrorShape
+from ...edge.exchange import new_identifier
+from ...guard.message_form import FittedEvents, OddFormError
 from .answers import WINDOW_EXCEEDED, Amendment, StreamedMessage
 
-DATA, EVENT_END = b"data: ", b"\n\n"
-"""Of a server-sent event, as the core writes it."""
+DATA, EVENT_END = b"data:", b"\n\n"
+"""Of a server-sent event."""
 
 
 class FrameErrors(ErrorShape):
@@ -62,20 +64,63 @@ class FramedMessage(StreamedMessage):
         return b"".join(amended)
 
 
+def data_of(block: bytes) -> bytes:
+    """What a server-sent event tells, whoever wrote it."""
+    lines = [line[len(DATA) :] for line in block.split(b"\n") if line.startswith(DATA)]
+    return b"".join(lines).strip()
+
+
+class Framer:
+    """The events of one stream as frames: of another server's what frames have a place for."""
+
+    def __init__(self, model: str = "") -> None:
+        """`model`: of a message that names none."""
+        self._fitted = FittedEvents(new_identifier("msg"), model)
+
+    def frame(self, event: dict[str, Any]) -> bytes:
+        """Empty where there is no place for it. Raises OddFormError."""
+        from ...wire.frames import FrameError, InexpressibleError, encode_frame, event_of
+
+        shown = self._fitted.event(event)
+        if shown is None:
+            return b""
+        try:
+            return encode_frame(event_of(shown))
+        except (InexpressibleError, FrameError) as error:
+            raise OddFormError(str(error)) from None
+
+
 def retelling(to_frames: bool) -> Callable[[bytes], bytes]:
     """What tells whole events as frames, or whole frames as events."""
-    from ...wire.frames import FrameDecoder, encode_frame, encode_sse, event_of
+    from ...wire.frames import FrameDecoder, encode_sse
 
     decoder = FrameDecoder()
-
-    def framed(events: bytes) -> bytes:
-        if events and not events.endswith(EVENT_END):
-            raise ValueError("an event is whole")
-        lines = events.splitlines()
-        told = [line.removeprefix(DATA) for line in lines if line.startswith(DATA)]
-        return b"".join(encode_frame(event_of(msgspec.json.decode(data))) for data in told)
 
     def as_events(frames: bytes) -> bytes:
         return b"".join(encode_sse(event) for event in decoder.feed(frames))
 
-    return framed if to_frames else as_events
+    return _Framed().frames if to_frames else as_events
+
+
+class _Framed:
+    """Whole events as frames. Where one has no form, the stream ends with an error."""
+
+    def __init__(self) -> None:
+        self._framer = Framer()
+        self._has_ended = False
+
+    def frames(self, events: bytes) -> bytes:
+        if events and not events.endswith(EVENT_END):
+            raise ValueError("an event is whole")
+        told: list[bytes] = []
+        for data in filter(None, map(data_of, events.split(EVENT_END))):
+            if not self._has_ended:
+                told.append(self._frame(data))
+        return b"".join(told)
+
+    def _frame(self, data: bytes) -> bytes:
+        try:
+            return self._framer.frame(msgspec.json.decode(data))
+        except OddFormError:
+            self._has_ended = True
+            return FRAMES_SHAPE.event(ApiError("fallback_form"), new_identifier("req"))
