@@ -21,7 +21,7 @@ from sublimate import _core
 from sublimate.api.fallback import Fallback
 from sublimate.config import EdgeSettings
 from sublimate.errors import ConfigError
-from sublimate.guard.upstream import Upstream
+from sublimate.guard.upstream import address_of, check_key
 from sublimate.keys import KeyLimits, add_key
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 from sublimate.wire.frames import FrameDecoder, event_json, message_json
@@ -471,8 +471,11 @@ def test_values_of_odd_types_are_a_failure_of_who_sent_them(said: bytes, status:
         assert counted(served, "fallback_ends_total", 'end="client_gone"') == 0
 
 
-@pytest.mark.parametrize("event", [{"type": "odd"}, {"type": "message_start", "message": "odd"}])
-def test_events_that_no_frame_can_hold_are_a_failure_too(event: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("event", "end"),
+    [({"type": "odd"}, "failed"), ({"type": "message_start", "message": "odd"}, "inexpressible")],
+)
+def test_events_that_no_frame_can_hold_are_a_failure_too(event: dict[str, Any], end: str) -> None:
     with (
         odd_server(lambda connection: connection.sendall(HEAD + sse(event))) as url,
         serve(settings=EdgeSettings(fallback=url)) as served,
@@ -481,7 +484,7 @@ def test_events_that_no_frame_can_hold_are_a_failure_too(event: dict[str, Any]) 
         accept = {"accept": "application/octet-stream"}
         reply = served.client.post("/v1/messages", json=body(stream=True), headers=accept)
         assert reply.status_code == 503
-        assert counted(served, "fallback_ends_total", 'end="failed"') == 1
+        assert counted(served, "fallback_ends_total", f'end="{end}"') == 1
 
 
 def test_odd_bodies_of_clients_say_nothing_of_the_other(chat: Served) -> None:
@@ -550,10 +553,23 @@ def test_a_client_that_leaves_ends_the_request_there_too(messages: Served, other
 
 
 # ---- where it goes -------------------------------------------------------------------------------
+ODD_URLS = (
+    *("a:1", "ftp://a", "http://", "http://u:secret@a", "ftp://:secret@a", "http://a?x=1"),
+    *("http://a:99999", "http://a:0", "http://a:b", "http://[::1", "http://a#x", "http://a b"),
+    *("http://a\r\nx-evil: 1", "http://a/\nb", "http://a\t", " http://a", "http://ä", "http://a\0"),
+)
+
+
 def test_the_address_is_the_operators_and_a_plain_one() -> None:
-    assert Upstream("http://a:1/v1").speaks_chat is False
-    assert Upstream("https://a/x/v1/chat/completions").speaks_chat is True
-    assert Upstream("https://a").port == 443 and Upstream("http://a").port == 80
-    for url in ("a:1", "ftp://a", "http://", "http://u:p@a", "http://a?x=1", "http://a:99999"):
-        with pytest.raises(ConfigError, match="fallback"):
-            Upstream(url)
+    assert address_of("http://a:1/v1").speaks_chat is False
+    assert address_of("https://a/x/v1/chat/completions").speaks_chat is True
+    assert address_of("https://a").port == 443 and address_of("http://a").port == 80
+    assert address_of("http://[::1]:8/x/v1/messages").host == "::1"
+    for url in ODD_URLS:
+        with pytest.raises(ConfigError, match="fallback") as refused:
+            address_of(url)
+        assert "secret" not in str(refused.value)
+    for key in ("a b", "a\r\nx: y", "ä"):
+        with pytest.raises(ConfigError, match="fallback_key") as refused:
+            check_key(key)
+        assert key not in str(refused.value)

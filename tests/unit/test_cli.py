@@ -90,6 +90,22 @@ def test_a_wrong_setting_is_exit_code_2_and_no_traceback() -> None:
     assert "environment SUBLIMATE_PORT" in run("serve", code=2, SUBLIMATE_PORT="x").stderr
 
 
+def test_a_fallback_that_is_none_is_exit_code_2_before_anything_else() -> None:
+    url = "http://a\r\nx: y"
+    result = run("serve", "--port", "0", "-m", "/absent.gguf", "--fallback", url, code=2)
+    assert "fallback: " in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_server_is_no_fallback_of_its_own() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    own = f"http://localhost:{port}/v1/chat/completions"
+    result = run("serve", "--port", port, "-m", "/absent.gguf", "--fallback", own, code=2)
+    assert "this server itself listens there" in result.stderr
+
+
 def test_an_unknown_model_is_exit_code_3() -> None:
     result = run("serve", "--port", "0", "--model", "smolm2-135m", code=3)
     assert "Did you mean 'smollm2-135m'?" in result.stderr

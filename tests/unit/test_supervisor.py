@@ -21,7 +21,7 @@ from sublimate.control.child import CONTROL_BUFFER_BYTES
 from sublimate.errors import ListenError
 from sublimate.supervisor import backoff
 from sublimate.supervisor.backoff import Backoff
-from sublimate.supervisor.listen import address_url, bind, bind_each
+from sublimate.supervisor.listen import address_url, answers_at, bind, bind_each
 from sublimate.supervisor.worker import Worker
 
 ANY = channel.ToEngine | channel.FromEngine
@@ -309,6 +309,30 @@ def test_a_host_that_is_not_ours_is_a_message() -> None:
     for host in ("192.0.2.1", "no such host", "a" * 300):
         with pytest.raises(ListenError, match="address of this machine"):
             bind(host, 0)
+
+
+def test_its_own_address_is_known_by_any_name() -> None:
+    names = ["127.0.0.1", "localhost", "::", "::1", "127.0.0.9", "::ffff:127.0.0.1"]
+    names.append("0.0.0.0")  # noqa: S104 - nothing is bound to it
+    for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - closed at once
+        with bind(host, 0) as sock:
+            port = sock.getsockname()[1]
+            assert [name for name in names if not answers_at([sock], name, port)] == []
+            assert not answers_at([sock], "127.0.0.1", port - 1), "another port"
+            assert not answers_at([sock], "192.0.2.1", port), "another machine"
+            assert not answers_at([sock], "no such host", port)
+
+
+def test_an_address_of_this_machine_is_its_own_where_it_listens_on_all() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+            mine = probe.getsockname()[0]
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+    with bind("0.0.0.0", 0) as everywhere, bind("127.0.0.1", 0) as loopback:  # noqa: S104
+        assert answers_at([everywhere], mine, everywhere.getsockname()[1])
+        assert not answers_at([loopback], mine, loopback.getsockname()[1])
 
 
 def test_signals_of_the_terminal_do_not_reach_a_child() -> None:

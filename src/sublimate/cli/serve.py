@@ -28,7 +28,15 @@ from ..keys import read_keys
 from ..model.adapters import check_adapters
 from ..model.files import ModelFile, fetch
 from ..supervisor.launch import EDGE_MODULE, Launch, stamp
-from ..supervisor.listen import Listeners, WorkerSockets, bind, bind_each, bind_udp_each, hold
+from ..supervisor.listen import (
+    Listeners,
+    WorkerSockets,
+    answers_at,
+    bind,
+    bind_each,
+    bind_udp_each,
+    hold,
+)
 from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import Supervisor
 from .certificate import own_certificate
@@ -59,9 +67,28 @@ def _checked_keys(settings: Settings) -> Path:
     return path
 
 
+def _check_fallback(settings: Settings, listeners: Listeners | None = None) -> None:
+    """Raises ConfigError for a URL that is none, or that of `listeners`: of this server."""
+    edge = settings.edge
+    if not edge.fallback:
+        return
+    from ..guard.upstream import address_of, check_key
+
+    to = address_of(edge.fallback)
+    check_key(edge.fallback_key)
+    if listeners is None:
+        return
+    own = [sock for worker in listeners.workers for sock in (worker.http, worker.https) if sock]
+    if answers_at(own, to.host, to.port):
+        raise ConfigError(
+            f"fallback = {edge.fallback!r}: this server itself listens there. Name another one."
+        )
+
+
 def _found(settings: Settings) -> Settings:
     """The same with the files that the processes read, each looked at once. Raises ConfigError,
     ModelError."""
+    _check_fallback(settings)
     keys = str(_checked_keys(settings))
     lora = check_adapters(settings.engine.lora)
     engine = msgspec.structs.replace(settings.engine, lora=lora)
@@ -158,6 +185,7 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
         if (record := _begin_run(settings, reporter)) is not None:
             stack.callback(record.close)
         listeners = _bound(settings, stack)
+        _check_fallback(settings, listeners)
 
         def launch(settings: Settings, edge_module: str) -> Launch:
             file = fetch(settings.model, cache_folder(settings), reporter.fetching)
@@ -178,6 +206,7 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
             now = _found((reread() if reread is not None else effective).settings)
             # Where it listens, and how many there are, is settled while it runs.
             now = msgspec.structs.replace(now, server=settings.server)
+            _check_fallback(now, listeners)
             return launch(now, edge_module)
 
         return Supervisor(first, listeners, NotifyingReporter(reporter), relaunch).run()

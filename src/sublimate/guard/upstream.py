@@ -3,18 +3,20 @@
 Only the operator names the server; redirects are not followed. The connection ends with the
 request, however that ends: there is no pool that could run dry.
 
-defines: MESSAGES, CHAT, UpstreamError, Reply, Upstream
+defines: MESSAGES, CHAT, Address, address_of, check_key, UpstreamError, Reply, Upstream
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 from ..errors import ConfigError
 
@@ -26,6 +28,58 @@ HEAD_BYTES_MAX = 1 << 16
 WHOLE_BYTES_MAX = 32 << 20
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 PORTS = {"http": 80, "https": 443}
+
+
+PRINTABLE = re.compile(r"[!-~]*", re.ASCII)
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests go."""
+
+    host: str
+    port: int
+    authority: str
+    """For the host field."""
+    path: str
+    speaks_chat: bool
+    is_secure: bool
+
+
+def address_of(url: str) -> Address:
+    """url: base of a server of the Messages API, or one that ends with /v1/chat/completions.
+    Raises ConfigError, with a text that has no password."""
+    if PRINTABLE.fullmatch(url) is None:
+        # What follows would pass over line ends, and spaces would end up in the request.
+        raise ConfigError("fallback: a URL has no spaces, line ends or letters beyond ASCII.")
+    if "@" in url or "?" in url or "#" in url:
+        raise ConfigError("fallback: a URL without user, query and fragment. Keys have a setting.")
+    expected = f"fallback = {url!r}: expected http://HOST[:PORT] or https://..."
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigError(expected) from None
+    host = parts.hostname
+    if parts.scheme not in PORTS or not host or port == 0:
+        raise ConfigError(expected)
+    path = parts.path.rstrip("/")
+    speaks_chat = path.endswith(CHAT)
+    for ending in (CHAT, MESSAGES, "/v1"):
+        path = path.removesuffix(ending)
+    return Address(
+        host=host,
+        port=port or PORTS[parts.scheme],
+        authority=parts.netloc,
+        path=path + (CHAT if speaks_chat else MESSAGES),
+        speaks_chat=speaks_chat,
+        is_secure=parts.scheme == "https",
+    )
+
+
+def check_key(key: str) -> None:
+    """Raises ConfigError for one that no header field can have."""
+    if PRINTABLE.fullmatch(key) is None:
+        raise ConfigError("fallback_key: a key has no spaces, line ends or letters beyond ASCII.")
 
 
 class UpstreamError(Exception):
@@ -115,27 +169,9 @@ class Upstream:
         connect_seconds: float = CONNECT_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        """url: base of a server of the Messages API, or one that ends with /v1/chat/completions.
-        Raises ConfigError."""
-        parts = urlsplit(url)
-        if parts.scheme not in PORTS or not parts.hostname:
-            raise ConfigError(f"fallback = {url!r}: expected http://HOST[:PORT] or https://...")
-        if parts.username or parts.query or parts.fragment:
-            raise ConfigError(
-                "fallback: a URL without user, query and fragment. Keys have a setting."
-            )
-        try:
-            port = parts.port or PORTS[parts.scheme]
-        except ValueError:
-            raise ConfigError(f"fallback = {url!r}: the port is none.") from None
-        self.host, self.port = parts.hostname, port
-        path = parts.path.rstrip("/")
-        self.speaks_chat = path.endswith(CHAT)
-        for ending in (CHAT, MESSAGES, "/v1"):
-            path = path.removesuffix(ending)
-        self._path = path + (CHAT if self.speaks_chat else MESSAGES)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._authority = parts.netloc
+        """url: as address_of takes it. Raises ConfigError."""
+        to = self.address = address_of(url)
+        self._tls = ssl.create_default_context() if to.is_secure else None
         self._connect_seconds = connect_seconds
         self._silent_seconds = silent_seconds
 
@@ -144,7 +180,8 @@ class Upstream:
         """The answer to a POST, with its head. Raises UpstreamError."""
         reader, writer = await self._connect()
         try:
-            lines = [f"POST {self._path} HTTP/1.1", f"host: {self._authority}"]
+            to = self.address
+            lines = [f"POST {to.path} HTTP/1.1", f"host: {to.authority}"]
             lines += [f"{name}: {value}" for name, value in fields.items()]
             lines += [f"content-length: {len(body)}", "connection: close", "", ""]
             if any(character in line for line in lines for character in "\r\n\0"):
@@ -160,7 +197,9 @@ class Upstream:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             async with asyncio.timeout(self._connect_seconds):
-                return await asyncio.open_connection(self.host, self.port, ssl=self._tls)
+                return await asyncio.open_connection(
+                    self.address.host, self.address.port, ssl=self._tls
+                )
         except TimeoutError:
             raise UpstreamError("it takes no connection in time") from None
         except OSError as error:

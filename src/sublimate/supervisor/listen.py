@@ -4,7 +4,7 @@ Of several workers each has sockets of its own on the same ports (SO_REUSEPORT):
 each connection to one of them. They outlive the edges, so that what waits to be accepted is
 accepted by the next one.
 
-defines: WorkerSockets, Listeners, bind, bind_each, bind_udp_each, hold, address_url
+defines: WorkerSockets, Listeners, bind, bind_each, bind_udp_each, hold, address_url, answers_at
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
 from ..errors import ListenError
 
 BACKLOG = 1024
+Address = IPv4Address | IPv6Address
 
 
 class WorkerSockets(msgspec.Struct, frozen=True):
@@ -165,3 +167,45 @@ def address_url(sock: socket.socket) -> str:
         return f"http://[{'::1' if host == '::' else host}]:{port}"
     wildcard = host == "0.0.0.0"  # noqa: S104 - a comparison, nothing is bound here
     return f"http://{'127.0.0.1' if wildcard else host}:{port}"
+
+
+# ---- its own address -----------------------------------------------------------------------------
+def answers_at(socks: Sequence[socket.socket], host: str, port: int) -> bool:
+    """Whether who connects there reaches one of the listening sockets, by whatever name."""
+    own = [_address(sock.getsockname()[0]) for sock in socks if sock.getsockname()[1] == port]
+    if not own:
+        return False
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # a name that nobody knows now is told when it is needed
+    there = [_address(str(address[0])) for *_, address in found]
+    return any(_reaches(one, mine) for one in there for mine in own)
+
+
+def _address(text: str) -> Address:
+    address = ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _reaches(there: Address, own: Address) -> bool:
+    """All ways to loopback count as one, those of the other version of IP too: a name such as
+    localhost stands for both."""
+    if there == own:
+        return True
+    if own.is_loopback or own.is_unspecified:
+        if there.is_loopback or there.is_unspecified:
+            return True
+    return own.is_unspecified and _is_of_this_machine(there)
+
+
+def _is_of_this_machine(address: Address) -> bool:
+    """Nobody can bind an address of another one."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
