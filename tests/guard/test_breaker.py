@@ -1,7 +1,7 @@
 """The breaker against an engine of which everything is known: it takes prompts in turn, so many
 tokens a second, and beside them nothing."""
 
-from collections import deque
+from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from sublimate.guard.breaker import (
     FEW,
     REQUEST_TOKENS,
     RETRY_SECONDS_MAX,
+    RETRY_SPREAD_SECONDS,
     SATURATING_MIN,
     TARGET_SECONDS_MIN,
     Breaker,
@@ -140,7 +141,8 @@ def test_retry_after_is_when_the_backlog_has_gone() -> None:
             engine.ask(target=20.5)
         told.append(shed.value.retry_seconds)
     assert told[0] == 2 and told[1] == 3, "each comes back in its own turn"
-    assert told == sorted(told) and told[-1] == RETRY_SECONDS_MAX
+    foreseen = [seconds for seconds in told if seconds < RETRY_SECONDS_MAX]
+    assert foreseen == told[: len(foreseen)] == sorted(foreseen) and len(foreseen) > 20
     for _ in range(round(40 / TURN_SECONDS)):
         engine.turn()
     for _ in range(20):
@@ -148,6 +150,27 @@ def test_retry_after_is_when_the_backlog_has_gone() -> None:
     with pytest.raises(Shed) as later:
         engine.ask(target=20.5)
     assert later.value.retry_seconds <= 3, "what was promised is past"
+
+
+def test_who_is_beyond_what_is_foreseen_does_not_come_back_at_once() -> None:
+    def flood() -> list[int]:
+        engine = Engine()
+        for _ in range(20):
+            engine.ask(target=20.5)
+        told: list[int] = []
+        for _ in range(1000):
+            with pytest.raises(Shed) as shed:
+                engine.ask(target=20.5)
+            told.append(shed.value.retry_seconds)
+        return told
+
+    told = flood()
+    late = Counter(seconds for seconds in told if seconds >= RETRY_SECONDS_MAX)
+    expected = late.total() / (RETRY_SPREAD_SECONDS + 1)
+    assert len(late) == RETRY_SPREAD_SECONDS + 1, "every second of it, and none earlier or later"
+    assert all(abs(count - expected) < 3 for count in late.values()), "evenly"
+    assert max(late) == RETRY_SECONDS_MAX + RETRY_SPREAD_SECONDS <= 60
+    assert told == flood(), "the same for the same requests"
 
 
 def test_the_one_that_floods_is_refused_and_the_others_are_not() -> None:

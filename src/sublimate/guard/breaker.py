@@ -46,6 +46,12 @@ LEARNING_REQUESTS = 4
 """Fewer that queue do not fill the engine, so they say nothing of its rate."""
 MEAN_PART = 1 / 32
 RETRY_SECONDS_MAX = 30
+"""For longer nobody's turn is foreseen."""
+RETRY_SPREAD_SECONDS = 30
+"""Whose turn is later comes back within so many seconds more, not all at once. Together no more
+than a minute, as SDKs pass over what is longer."""
+GOLDEN_PART = (math.sqrt(5) - 1) / 2
+"""Its multiples lie evenly between whole numbers, however many there are."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +148,14 @@ class Breaker:
         self._promised_seconds = min(promised, now_seconds + RETRY_SECONDS_MAX)
         limit_seconds = target_seconds or self.target_seconds
         away_seconds = wait_seconds - limit_seconds + self._promised_seconds - now_seconds
-        return Shed(wait_seconds, max(1, min(RETRY_SECONDS_MAX, math.ceil(away_seconds))))
+        return Shed(wait_seconds, self._retry_seconds(away_seconds))
+
+    def _retry_seconds(self, away_seconds: float) -> int:
+        """When it should come back, never before its turn as far as that is foreseen."""
+        if away_seconds < RETRY_SECONDS_MAX:
+            return max(1, math.ceil(away_seconds))
+        part = self.sheds * GOLDEN_PART % 1
+        return RETRY_SECONDS_MAX + int(part * (RETRY_SPREAD_SECONDS + 1))
 
     # ---- figures -------------------------------------------------------------------------------
     @property
