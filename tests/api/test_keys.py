@@ -120,6 +120,24 @@ def test_a_reload_drops_no_stream(path: Path) -> None:
         assert b"message_stop" in b"".join(seen)
 
 
+def test_other_limits_hold_from_a_reload_on_and_what_was_used_stays_used(
+    limited: tuple[Served, str], path: Path
+) -> None:
+    served, key = limited
+    assert ask(served, key).headers["anthropic-ratelimit-requests-remaining"] == "1"
+    text = path.read_text()
+    for limit, remaining in ((9, "7"), (3, "0")):
+        path.write_text(text.replace("requests_per_minute = 2", f"requests_per_minute = {limit}"))
+        served.call(served.server.reload)
+        reply = ask(served, key)
+        assert reply.headers["anthropic-ratelimit-requests-limit"] == str(limit)
+        assert reply.headers["anthropic-ratelimit-requests-remaining"] == remaining
+    check_error(ask(served, key), 429)
+    path.write_text(text.replace("requests_per_minute = 2", "concurrency = 1"))
+    served.call(served.server.reload)
+    assert ask(served, key).status_code == 200, "a limit that was taken away"
+
+
 def test_a_file_that_breaks_changes_nothing(path: Path) -> None:
     key = add_key(path, "alice", KeyLimits())
     with serve(settings=settings(path)) as served:

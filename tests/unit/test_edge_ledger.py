@@ -21,10 +21,10 @@ def memory() -> Iterator[int]:
 class Edge:
     """One edge's quota of a key. In one process, so locks of the kernel keep nobody out here."""
 
-    def __init__(self, memory: int, number: int, limits: KeyLimits) -> None:
+    def __init__(self, memory: int, number: int, limits: KeyLimits, key: str = "key") -> None:
         self.ledgers = SharedLedgers(os.dup(memory), number)
         self.now = 100.0
-        self.quota = Quota(limits, lambda: self.now, self.ledgers.of("key"))
+        self.quota = Quota(limits, lambda: self.now, self.ledgers.of(key))
 
     def close(self) -> None:
         self.ledgers.close()
@@ -87,6 +87,29 @@ def test_another_limit_is_taken_over_once_by_whoever_reads_it_first(memory: int)
     for edge in edges:
         assert dict(edge.quota.headers())["anthropic-ratelimit-requests-remaining"] == "16"
         edge.close()
+
+
+def test_while_edges_have_different_limits_each_keeps_its_own_and_what_was_used(
+    memory: int,
+) -> None:
+    """In a reload the edges that leave have the old limits, and the requests that they still end
+    are charged by them."""
+    for before, after in ((10, 100), (100, 10)):
+        name = f"{before} to {after}"
+        old = Edge(memory, 0, KeyLimits(requests_per_minute=before), name)
+        for _ in range(4):
+            old.quota.admit(1)
+        new = Edge(memory, 1, KeyLimits(requests_per_minute=after), name)
+        old.quota.admit(1)
+        new.quota.admit(1)
+        lease = old.quota.admit(1)
+        lease.cancel()
+        for edge, limit in ((old, before), (new, after), (old, before)):
+            told = dict(edge.quota.headers())
+            assert told["anthropic-ratelimit-requests-limit"] == str(limit)
+            assert told["anthropic-ratelimit-requests-remaining"] == str(limit - 6)
+        old.close()
+        new.close()
 
 
 def test_keys_have_lines_of_their_own_and_edges_are_bounded(memory: int) -> None:

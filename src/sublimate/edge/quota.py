@@ -49,7 +49,9 @@ class Bucket:
         """Units that are there; below 0 in debt."""
         level, seconds, capacity = self._ledger.read(self._kind)
         gained = (now_seconds - seconds) * capacity / SECONDS_PER_MINUTE
-        return min(capacity, level + max(0.0, gained))
+        # What was used counts, whatever limit the edge had that wrote it: in a reload there are
+        # edges with the old one and with the new one.
+        return min(capacity, level + max(0.0, gained)) + self.capacity - capacity
 
     def take(self, units: int, now_seconds: float) -> None:
         """A negative number gives back."""
@@ -60,10 +62,9 @@ class Bucket:
         return max(0.0, missing) * SECONDS_PER_MINUTE / self.capacity
 
     def resize(self, capacity: int, now_seconds: float) -> None:
-        """Another limit: what was used stays used. Another edge may have seen to it."""
+        """Another limit: what was used stays used."""
         self.capacity = capacity
-        used = self._ledger.read(self._kind).capacity - self.level(now_seconds)
-        self._write(capacity - used, now_seconds)
+        self._write(self.level(now_seconds), now_seconds)
 
 
 class Lease:
