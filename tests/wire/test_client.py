@@ -38,8 +38,10 @@ def test_the_sdk_takes_it_and_it_says_what_it_used(server: Served) -> None:
         assert message.content[0].text == "Hello there!"
         report = http.report()  # type: ignore[attr-defined]
         assert report.requests == {"http/1.1": 1} and report.fallbacks == {"first": 1}
+        assert report.handshakes == 1 and report.last is not None and not report.last.reused
         raw = client.messages.with_raw_response.create(model="tiny", max_tokens=64, messages=[USER])
-        assert used(raw.http_response).fallback == ""
+        assert used(raw.http_response).fallback == "" and used(raw.http_response).reused
+        assert http.report().handshakes == 1  # type: ignore[attr-defined]
 
 
 async def test_the_async_sdk_takes_it(server: Served) -> None:
@@ -48,6 +50,10 @@ async def test_the_async_sdk_takes_it(server: Served) -> None:
     ) as client:
         async with client.messages.stream(model="tiny", max_tokens=64, messages=[USER]) as stream:
             assert "".join([text async for text in stream.text_stream]) == "Hello there!"
+            assert not used(stream.response).reused
+        async with client.messages.stream(model="tiny", max_tokens=64, messages=[USER]) as stream:
+            assert [text async for text in stream.text_stream]
+            assert used(stream.response).reused
 
 
 class Other(http.server.BaseHTTPRequestHandler):

@@ -36,7 +36,7 @@ from .choice import (
 from .events import FRAMES_TYPE
 from .library import CarrierError
 from .network import Network
-from .report import Tally, Used, say, say_answer
+from .report import Connections, Tally, Used, say, say_answer
 
 if TYPE_CHECKING:
     from .quic import Trust
@@ -78,6 +78,7 @@ class Core:
         self.asks_first = bool(carriers or environment.get(LIST))
         self.verify = verify
         self.tally = Tally()
+        self._connections = Connections()
         self._origins: dict[tuple[str, str, int], Origin] = {}
         self._lock = threading.Lock()
         self._left_behind: list[Network] = []
@@ -166,7 +167,11 @@ class Core:
         if way.origin.learn(response.headers) and way.origin.scheme == "https":
             if any(name not in OVER_HTTP1 for name in self.allowed):
                 self._discover_and_warm(way.origin)
-        used = Used("frames" if framed else "http/1.1", fallback=fallback or way.plan.fallback)
+        used = Used(
+            "frames" if framed else "http/1.1",
+            reused=not self._connections.is_new(response),
+            fallback=fallback or way.plan.fallback,
+        )
         self.tally.note(used)
         say_answer(response.status_code, used, response.headers.get(REQUEST_ID, ""))
         response.extensions["sublimate"] = used

@@ -1,6 +1,6 @@
 """What carried a request, and the sums of a client.
 
-defines: Used, Report, Tally, say, say_answer
+defines: Used, Report, Tally, Connections, say, say_answer
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 DEBUG = "SUBLIMATE_DEBUG"
 
@@ -21,7 +23,7 @@ class Used:
     protocol: str
     """grpc-h3, h3, grpc-h2, frames (over HTTP/1.1) or http/1.1 (with server-sent events)."""
     reused: bool = True
-    """The connection was there before; True also where the HTTP library alone knows."""
+    """The connection was there before; True also where the HTTP library does not tell."""
     early_data: bool = False
     """Sent with the first packet of the handshake, and accepted so (0-RTT)."""
     handshake_milliseconds: float = 0.0
@@ -42,6 +44,7 @@ class Report:
     """By protocol."""
     early_data: int
     handshakes: int
+    """Requests for which a connection was opened."""
     fallbacks: dict[str, int]
     """Requests by the reason why no better carrier was used."""
     last: Used | None
@@ -76,6 +79,27 @@ class Tally:
                 fallbacks=dict(self.fallbacks),
                 last=self.last,
             )
+
+
+class Connections:
+    """Those of the HTTP library that have carried a request. Any thread."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def is_new(self, response: Any) -> bool:
+        """Its answer is the first over its connection. The library names that by an object."""
+        stream = response.extensions.get("network_stream")
+        if stream is None:
+            return False
+        with self._lock:
+            try:
+                is_new = stream not in self._seen
+                self._seen.add(stream)
+            except TypeError:  # of a class that cannot be remembered so
+                return False
+        return is_new
 
 
 def say(text: str) -> None:
