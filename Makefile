@@ -78,7 +78,7 @@ test-clients: build
 # clients' requests carried by ours.
 CARRIERS := frames grpc-h2 grpc-h3 h3
 CARRIED := messages agent_loop sdk errors batches files
-STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors
+STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors frames
 test-wire: build
 	SUBLIMATE_TEST_WIRE=frames $(PYTEST) $(SIDE_BY_SIDE) $(STREAMED:%=tests/api/test_%.py) $(ARGS)
 	for carrier in $(CARRIERS); do echo "== $$carrier"; \

@@ -21,6 +21,9 @@ from sublimate.wire.frames import FrameDecoder, encode_sse
 
 Json = dict[str, Any]
 LIBRARIES = (httpx, httpx2)
+UNDECIDED = ("*/*", "application/json")
+"""What httpx and SDKs send where nobody chooses."""
+ASKED = "sublimate-test-asked"
 
 
 def check_messages(body: bytes) -> None:
@@ -200,16 +203,18 @@ def _around(
 
 
 def ask_for_frames(patch: Any) -> None:
-    """From now on, all clients over httpx on the Messages API's path. Before watch_streams, which
-    then sees the text. patch: a pytest.MonkeyPatch."""
+    """From now on, all clients over httpx on the Messages API's path, but where a test says itself
+    which of the two it takes. Before watch_streams, which then sees the text. patch: a
+    pytest.MonkeyPatch."""
 
     def asked(request: Any) -> Any:
-        if request.url.path == "/v1/messages":
+        if request.url.path == "/v1/messages" and request.headers.get("accept") in UNDECIDED:
             request.headers["accept"] = FRAMES_TYPE
+            request.extensions = {**request.extensions, ASKED: True}
         return request
 
     def told(request: Any, response: Any) -> Any:
-        if response.headers.get("content-type") == FRAMES_TYPE and request.method == "POST":
+        if ASKED in request.extensions and response.headers.get("content-type") == FRAMES_TYPE:
             response.headers["content-type"] = "text/event-stream; charset=utf-8"
             response.stream = _Translated(response.stream)
         return response

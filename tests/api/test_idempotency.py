@@ -185,8 +185,8 @@ def test_an_error_within_a_stream_is_told_in_each_form() -> None:
         threads = [threading.Thread(target=read, args=(form,)) for form in FORMS]
         for thread in threads:
             thread.start()
-        parts = served.server._parts
-        wait_until(lambda: served.call(lambda: len(readers(parts[Outcomes], "lost")) == len(FORMS)))
+        outcomes = served.call(lambda: served.server.part(Outcomes))
+        wait_until(lambda: served.call(lambda: len(readers(outcomes, "lost")) == len(FORMS)))
         served.call(served.server.engine_lost)
         for thread in threads:
             thread.join()
