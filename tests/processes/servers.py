@@ -62,7 +62,7 @@ class Server:
         ]
         for thread in self._threads:
             thread.start()
-        self.url = self.https = ""
+        self.url = self.https = self.grpc = ""
         self.data = Path()
         """Its data folder, where a test has set one."""
 

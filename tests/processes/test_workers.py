@@ -1,6 +1,7 @@
 """Several workers: what one's death takes with it, and a reload that loses nothing."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -8,8 +9,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import pytest
@@ -20,6 +23,8 @@ from http3_client import Client
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.model.files import fetch
+from sublimate.v1 import frames_pb2
+from sublimate.v1.messages_pb2 import CreateMessageRequest
 
 WORKERS = 2
 ANSWER_TOKENS = 100
@@ -39,9 +44,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "script.json").write_bytes(msgspec.json.encode(script))
     flags = ("--script", str(folder / "script.json"), "--data-dir", str(folder))
     # Without the kernel's memory of addresses its hash spreads the connections of one client.
-    tls = ("--tls", "--tls-port", "0", "--grpc", "off", "--no-kernel-state")
+    tls = ("--tls", "--tls-port", "0", "--grpc-port", "0", "--no-kernel-state")
     with serving(*flags, *tls, "--workers", str(WORKERS), "--drain-seconds", "20") as running:
-        running.https = running.ready()["edge"]["https"]
+        edge = running.ready()["edge"]
+        running.https, running.grpc = edge["https"], edge["grpc"]
         running.data = folder
         yield running
 
@@ -197,6 +203,53 @@ def test_a_repeat_finds_its_answer_on_whichever_edge(server: Server) -> None:
         assert len({reply.text for reply in replies}) == 1
         replayed = [reply.headers.get("idempotency-replayed") for reply in replies]
         assert replayed == [None, *["true"] * 7]
+
+
+@contextlib.contextmanager
+def calls_of(server: Server, certificate: Path) -> Iterator[Any]:
+    """Methods of gRPC over a connection of their own, so at either edge."""
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    target = server.grpc.partition("//")[2]
+    with grpc.secure_channel(target, credentials, options=own) as channel:
+        encode, service = CreateMessageRequest.SerializeToString, "/sublimate.v1.Messages/"
+        whole, event = frames_pb2.Message.FromString, frames_pb2.StreamEvent.FromString
+        yield SimpleNamespace(
+            create=channel.unary_unary(f"{service}CreateMessage", encode, whole),
+            stream=channel.unary_stream(f"{service}StreamMessage", encode, event),
+        )
+
+
+def test_a_call_that_is_repeated_finds_its_answer_on_whichever_edge(
+    server: Server, certificate: Path
+) -> None:
+    """Its own, and that of a request over HTTP under the same key."""
+    request = CreateMessageRequest(json_body=msgspec.json.encode(message()))
+    other = CreateMessageRequest(json_body=msgspec.json.encode(message() | {"max_tokens": 6}))
+    whole: list[bytes] = []
+    streams: list[list[bytes]] = []
+    errors: list[tuple[Any, str]] = []
+    replayed: list[bool] = []
+    for _ in range(8):
+        with calls_of(server, certificate) as calls:
+            answer, call = calls.create.with_call(
+                request, metadata=[("idempotency-key", "called")], timeout=20
+            )
+            whole.append(answer.SerializeToString(deterministic=True))
+            replayed.append(("idempotency-replayed", "true") in call.initial_metadata())
+            events = calls.stream(request, metadata=[("idempotency-key", "streamed")], timeout=20)
+            streams.append([event.SerializeToString(deterministic=True) for event in events])
+            with pytest.raises(grpc.RpcError) as refused:
+                calls.create(other, metadata=[("idempotency-key", "called")], timeout=20)
+            errors.append((refused.value.code(), refused.value.details()))
+    assert len(set(whole)) == 1 and replayed == [False, *[True] * 7]
+    assert all(stream == streams[0] for stream in streams) and len(streams[0]) > 5
+    assert len(set(errors)) == 1 and errors[0][0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert "This idempotency-key was used for another" in errors[0][1]
+    headers = {"idempotency-key": "called", "content-type": "application/json"}
+    content = request.json_body
+    replies = asked(server, "POST", "/v1/messages", 4, content=content, headers=headers)
+    assert {reply.json()["id"] for reply in replies} == {frames_pb2.Message.FromString(whole[0]).id}
 
 
 def test_batches_and_files_are_one_edge_s_and_all_reach_them(server: Server) -> None:

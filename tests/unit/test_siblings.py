@@ -1,10 +1,20 @@
-"""The inbox of an edge: what comes there, and what becomes of it when nobody writes any more."""
+"""The inbox of an edge: what comes there, and what becomes of it when nobody writes any more; and
+what a call is told that another edge answers."""
 
 import asyncio
 import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from sublimate import _core
+from sublimate.edge.errors import TABLE, ApiError, envelope
 from sublimate.edge.place import ALONE
+from sublimate.edge.relay import _CallAnswer
 from sublimate.edge.siblings import Siblings, _Message
+from sublimate.v1 import frames_pb2 as v1
+from sublimate.wire.frames import encode_frame
 
 
 def test_an_inbox_that_nobody_writes_to_is_read_no_more() -> None:
@@ -26,3 +36,63 @@ def test_an_inbox_that_nobody_writes_to_is_read_no_more() -> None:
         return came, is_read
 
     assert asyncio.run(run()) == ([b"last"], False)
+
+
+class Asked:
+    """An exchange of a call, which keeps what it is told."""
+
+    is_of_call = True
+    gone = answered = False
+
+    def __init__(self) -> None:
+        self.request_id = "req_own"
+        self.standing_headers: list[tuple[str, str]] = []
+        self.told: list[bytes] = []
+        self.error: ApiError | None = None
+
+    def pass_on_stream(self, status: int, fields: Any, frames: bytes) -> None:
+        assert status == 200 and not frames and ("request-id", "req_other") in fields
+
+    def write(self, data: bytes) -> None:
+        self.told.append(data)
+
+    def fail(self, error: ApiError) -> None:
+        self.answered, self.error = True, error
+
+
+def relayed(reply: bytes, size: int) -> Asked:
+    """What a call is told of another edge's reply that comes in pieces of such a size."""
+    asked = Asked()
+    pipe = _CallAnswer(cast(Any, asked))
+    pipe.transport = SimpleNamespace(close=lambda: None, abort=lambda: None)
+    for at in range(0, len(reply), size):
+        pipe.data_received(reply[at : at + size])
+    return asked
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+def test_a_stream_for_a_call_is_whole_frames_and_its_error_the_call_s(size: int) -> None:
+    frames = [encode_frame(v1.StreamEvent(ping=v1.Ping()))] * 2
+    error = TABLE["engine_lost"]
+    last = _core.error_frame(error.type, error.text, "req_other", error.error_code)
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nrequest-id: req_other\r\n\r\n"
+    data = b"".join(frames) + last
+    asked = relayed(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data), size)
+    assert asked.told == frames and asked.request_id == "req_other"
+    assert asked.error is not None and asked.error.code == "engine_lost"
+
+
+@pytest.mark.parametrize(
+    ("code", "blanks"), [("overloaded", {}), ("too_many_at_once", {"maximum": 3})]
+)
+def test_an_error_for_a_call_is_what_the_other_edge_has_told(code: str, blanks: Any) -> None:
+    error = ApiError(code, **blanks).after(7)
+    body = envelope(error, "req_other")
+    fields = [*error.headers(), ("anthropic-ratelimit-requests-limit", "3")]
+    lines = [f"{name}: {value}" for name, value in fields]
+    head = f"HTTP/1.1 {error.kind.status} No\r\ncontent-length: {len(body)}\r\n"
+    asked = relayed((head + "\r\n".join(lines) + "\r\n\r\n").encode() + body, 5)
+    told = asked.error
+    assert told is not None and (told.text, told.kind.type) == (error.text, error.kind.type)
+    assert told.kind.status == error.kind.status and told.retry_after_seconds == 7
+    assert asked.request_id == "req_other" and asked.standing_headers == fields[-1:]

@@ -3,12 +3,13 @@
 No text comes from an exception: a text has fixed words, and its blanks take numbers, names from
 our own tables, and paths of the request's fields.
 
-defines: ErrorKind, TABLE, GRPC_CODES, grpc_code, ApiError, field_error, envelope, error_event,
-         ErrorShape, MESSAGES_SHAPE
+defines: ErrorKind, TABLE, GRPC_CODES, grpc_code, ApiError, error_again, field_error, envelope,
+         error_event, ErrorShape, MESSAGES_SHAPE
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +35,8 @@ INVALID = "invalid_request_error"
 OVERLOADED = "overloaded_error"
 NOT_FOUND = "not_found_error"
 UNAUTHORIZED = 401
+ELSEWHERE = "elsewhere"
+"""Code of an error that another edge has told, where its row is not known here."""
 
 TABLE: dict[str, ErrorKind] = {
     # The wire.
@@ -307,6 +310,13 @@ TABLE: dict[str, ErrorKind] = {
     "fallback_lost": ErrorKind(
         500, "api_error", "The fallback server was lost during this request.", retry=True
     ),
+    "fallback_form": ErrorKind(
+        500,
+        "api_error",
+        "The answer of the fallback server has no form in gRPC or binary frames. Ask for JSON over "
+        "HTTP.",
+        retry=False,
+    ),
     "hardware_not_supported": ErrorKind(
         503, "api_error", "The model cannot run on this machine.", retry=False
     ),
@@ -388,6 +398,23 @@ class ApiError(Exception):
         if self.kind.status == UNAUTHORIZED:
             headers.append(("www-authenticate", "Bearer"))
         return headers
+
+
+def error_again(told: Mapping[str, Any], status: int = 0, retry_seconds: str = "") -> ApiError:
+    """What another edge has told as an error, from its envelope's `error`; `status`, 0: of a stream
+    that broke."""
+    kind, text = str(told.get("type", "api_error")), str(told.get("message", ""))
+    for code, row in TABLE.items():
+        if (row.type, row.text) == (kind, text) and status in (0, row.status):
+            error = ApiError(code)
+            break
+    else:
+        # A text with blanks that were filled there.
+        details: dict[str, Any] = told.get("details") or {}
+        error = ApiError("internal")
+        error.kind = ErrorKind(status or 500, kind, text, str(details.get("error_code", "")))
+        error.code, error.text = ELSEWHERE, text
+    return error.after(int(retry_seconds)) if retry_seconds.isdecimal() else error
 
 
 def field_error(path: str, reason: str) -> ApiError:

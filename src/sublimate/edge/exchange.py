@@ -1,6 +1,6 @@
 """One request with its answer. Handlers write here; a wire (wire.py) carries it to the client.
 
-defines: RELAYED, name_process, worker_of, new_identifier, Request, BodySink, Exchange
+defines: RELAYED, STREAMS, name_process, worker_of, new_identifier, Request, BodySink, Exchange
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ REQUEST_ID_BYTES = 12
 RELAYED = b"x-sublimate-relayed"
 """Base URL of the connection that a request came on which another edge has handed on; believed on
 connections of siblings alone (relay.py)."""
+STREAMS = b"x-sublimate-streams"
+"""1 or 0: `Exchange.streams` of a call that another edge has handed on; believed there alone."""
 IDENTIFIER = re.compile(r"[a-z]+_([0-9a-f]{2})[0-9a-f]{22}", re.ASCII)
 
 

@@ -30,7 +30,7 @@ import httptools
 from ..kernel.keys import NO_KEY, tcp_key
 from . import limits
 from .errors import ApiError, ErrorShape
-from .exchange import RELAYED, Exchange, Request
+from .exchange import RELAYED, STREAMS, Exchange, Request
 from .framing import Http1Wire
 from .incoming import IncomingBody
 from .limits import HttpLimits
@@ -317,6 +317,8 @@ class HttpConnection(asyncio.Protocol):
         if self.is_relayed:
             exchange.is_relayed = True
             self.relayed_url = fields.pop(RELAYED, b"").decode("latin-1")
+            if streams := fields.pop(STREAMS, b""):
+                exchange.streams = streams == b"1"
         exchange.error_shape = self._application.error_shape(request.path)
         try:
             most = self.limits.body_bytes_max

@@ -5,8 +5,9 @@
     responses, stories by id   the worker that made the id (exchange.py)
 
 The request goes as it came, over a connection that the other edge serves as any client's (it looks
-at the key, too), and the answer comes back as it is. A client that goes takes that connection with
-it. Where the other edge does not run, a request with an idempotency-key is served here, one for a
+at the key, too), and the answer comes back as it is. A call of gRPC goes as the request that it
+stands for, and its errors come back as a call's. A client that goes takes that connection with it.
+Where the other edge does not run, a request with an idempotency-key is served here, one for a
 response or a story is as if there were none, and one for batches or files is a 503.
 
 defines: ElsewhereError, RelaySink, relay, relay_or, serve_siblings,
@@ -17,14 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import httptools
+import msgspec
 
 from . import limits
-from .errors import ApiError
-from .exchange import RELAYED, Exchange, worker_of
+from .errors import ApiError, error_again
+from .exchange import RELAYED, STREAMS, Exchange, worker_of
 from .http import HttpConnection
 from .idempotency import FIELD, keeper_of
 from .wire import Header
@@ -34,12 +36,16 @@ if TYPE_CHECKING:
 
 OF_CONNECTION = frozenset(
     b"connection transfer-encoding content-length content-encoding expect".split()
-) | {RELAYED}
+) | {RELAYED, STREAMS}
 NOT_PASSED_ON = frozenset(("connection", "transfer-encoding", "keep-alive"))
 UNSENT_BYTES_MAX = 1 << 20
 LOST = "engine_lost"
 """What a client is told whose answer ends with the other edge."""
 OK = 200
+LENGTH_BYTES = 4
+WIRE_TYPE_BITS, WITH_LENGTH = 3, 2
+"""Of protobuf's encoding."""
+LIMITS_PREFIX = "anthropic-ratelimit-"
 
 
 class ElsewhereError(Exception):
@@ -133,6 +139,75 @@ class _Answer(_Pipe):
             self._exchange.fail(ApiError(LOST).after(limits.ENGINE_LOST_RETRY_SECONDS))
 
 
+class _CallAnswer(_Answer):
+    """For a call of gRPC: a message, whole frames, or its error."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._rest = bytearray()
+        """A frame that is not whole."""
+
+    def on_body(self, data: bytes) -> None:
+        if not self._is_stream:
+            self._body.append(data)
+            return
+        self._rest += data
+        for frame in _whole_frames(self._rest):
+            if self._exchange.answered:
+                return
+            if (told := _error_in(frame)) is None:
+                self._exchange.write(frame)
+            else:
+                self._exchange.request_id = told.request_id
+                self._exchange.fail(error_again(told.error))
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if self.status() != OK and not exchange.gone and not exchange.answered:
+            self._fail()
+        super().on_message_complete()
+
+    def _fail(self) -> None:
+        exchange, fields = self._exchange, dict(self._fields)
+        told = msgspec.json.decode(b"".join(self._body), type=_Envelope)
+        exchange.request_id = told.request_id
+        exchange.standing_headers += [
+            field for field in self._fields if field[0].startswith(LIMITS_PREFIX)
+        ]
+        retry = fields.get("retry-after", "")
+        exchange.fail(error_again(told.error, self.status(), retry))
+
+
+class _Envelope(msgspec.Struct):
+    """Of an error that another edge tells."""
+
+    error: dict[str, Any]
+    request_id: str
+
+
+def _whole_frames(data: bytearray) -> Iterator[bytes]:
+    """Takes them out of the data."""
+    while len(data) >= LENGTH_BYTES:
+        end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+        if len(data) < end:
+            return
+        frame = bytes(data[:end])
+        del data[:end]
+        yield frame
+
+
+def _error_in(frame: bytes) -> _Envelope | None:
+    """That a stream ends with."""
+    from ..v1 import frames_pb2 as v1  # calls alone need it
+
+    tag = v1.StreamEvent.ERROR_FIELD_NUMBER << WIRE_TYPE_BITS | WITH_LENGTH
+    if frame[LENGTH_BYTES : LENGTH_BYTES + 1] != bytes((tag,)):
+        return None
+    told = v1.StreamEvent.FromString(frame[LENGTH_BYTES:]).error
+    error = {"type": told.type, "message": told.message}
+    return _Envelope({**error, "details": {"error_code": told.error_code}}, told.request_id)
+
+
 class _Text(_Pipe):
     """Keeps a whole answer."""
 
@@ -161,6 +236,8 @@ def _head(exchange: Exchange, coding: bytes, left_out: frozenset[bytes] = OF_CON
     if b"host" not in request.fields:
         lines.append(b"host: localhost")
     lines += [b"%b: %b" % (RELAYED, exchange.base_url().encode()), b"connection: close", coding]
+    if exchange.streams is not None:
+        lines.append(b"%b: %d" % (STREAMS, exchange.streams))
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
@@ -176,9 +253,9 @@ async def _open(server: EdgeServer, number: int, pipe: _Pipe) -> bool:
 async def relay(server: EdgeServer, exchange: Exchange, worker: int) -> bool:
     """Have that worker's edge answer. False: there is none, and nothing was done."""
     number = server.siblings.of_worker(worker)
-    if number is None or exchange.is_relayed or exchange.is_of_call:
+    if number is None or exchange.is_relayed:
         return False
-    pipe = _Answer(exchange)
+    pipe = _CallAnswer(exchange) if exchange.is_of_call else _Answer(exchange)
     if not await _open(server, number, pipe):
         return False
     exchange.was_noted = True  # by the other edge
@@ -268,7 +345,7 @@ def kept_here_or_raise(server: EdgeServer, exchange: Exchange) -> None:
     """Of a request with an idempotency key. Raises ElsewhereError if another worker keeps its
     answer."""
     place = server.place
-    if place.workers == 1 or exchange.is_relayed or exchange.is_of_call:
+    if place.workers == 1 or exchange.is_relayed:
         return
 
     def here() -> None:

@@ -43,8 +43,8 @@ class RouteMethod(msgspec.Struct, frozen=True):
     """`verb` and `target` lead to the route, whatever a message says.
 
     `read` makes the request of the message; it raises ApiError, and is called on a worker thread
-    for long messages. `written` makes the message of the answer's body; None: the answer is a
-    stream of frames, whose messages go on as they are."""
+    for long messages. `written` makes the message of the answer's body, and raises ApiError; None:
+    the answer is a stream of frames, whose messages go on as they are."""
 
     verb: str
     target: bytes
@@ -168,7 +168,12 @@ class _Route:
     def whole(self, status: int, fields: Sequence[Header], body: bytes) -> None:
         if status != OK or self._method.written is None:
             raise ValueError("this answer has no form in gRPC")
-        self._call.reply([self._method.written(body)], _shown(fields))
+        try:
+            message = self._method.written(body)
+        except ApiError as error:
+            self._call.fail(error, _shown(fields))
+            return
+        self._call.reply([message], _shown(fields))
         self._call.complete()
 
     def begin(self, status: int, fields: Sequence[Header], pieces: bytes) -> bool:
@@ -188,6 +193,7 @@ class _Route:
 
     def failed(self, error: ApiError, fields: Sequence[Header]) -> None:
         """From the exchange: it was answered with an error."""
+        self._call.request_id = self._exchange.request_id  # another edge may have answered
         self._call.fail(error, _shown(fields))
 
     def answered(self, exchange: Exchange) -> None:
