@@ -202,7 +202,7 @@ def readers(outcomes: Any, key: str) -> list[Any]:
 def test_what_would_succeed_at_another_try_is_not_kept(
     slow: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
+    def refuse(*_: Any) -> None:
         raise ApiError("overloaded").after(1)
 
     with monkeypatch.context() as patch:
