@@ -131,7 +131,7 @@ def test_one_key_in_any_form(slow: Served, first: str) -> None:
     for thread in threads:
         thread.join()
     told |= {f"{form} again": events_of(slow, form, first) for form in FORMS}
-    assert len(told[first]) > 100
+    assert len(told[first]) > 20, "a busy machine tells several tokens at once"
     for form, events in told.items():
         assert events == told[first], form
     assert accepted(slow) == before + 1
