@@ -7,7 +7,14 @@ import pytest
 from harness import Served, body, http_post, read_reply, serve, wait_until
 from sublimate import _core
 from sublimate.guard.anteroom import CROWD_MAX, REFUSED_SECONDS, Anteroom
-from sublimate.guard.breaker import RETRY_SECONDS_MAX, TARGET_SECONDS_MIN, Breaker, Prices, Shed
+from sublimate.guard.breaker import (
+    RETRY_SECONDS_MAX,
+    RETRY_SPREAD_SECONDS,
+    TARGET_SECONDS_MIN,
+    Breaker,
+    Prices,
+    Shed,
+)
 
 PRICES = Prices(prompt_row_ps=10_000_000_000)
 """A hundred tokens of prompts a second."""
@@ -41,7 +48,7 @@ class Server:
         try:
             goes = self.anteroom.ask(key, tenant, PROMPT_TOKENS, target, self.now, self.in_flight)
         except Shed as shed:
-            assert 1 <= shed.retry_seconds <= RETRY_SECONDS_MAX
+            assert 1 <= shed.retry_seconds <= RETRY_SECONDS_MAX + RETRY_SPREAD_SECONDS
             self.refused_after.append(0.0)
             return
         if goes:
