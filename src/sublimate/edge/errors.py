@@ -400,10 +400,16 @@ class ApiError(Exception):
         return headers
 
 
-def error_again(told: Mapping[str, Any], status: int = 0, retry_seconds: str = "") -> ApiError:
-    """What another edge has told as an error, from its envelope's `error`; `status`, 0: of a stream
-    that broke."""
-    kind, text = str(told.get("type", "api_error")), str(told.get("message", ""))
+def error_again(
+    told: Mapping[str, Any], status: int = 0, fields: Mapping[str, str] | None = None
+) -> ApiError:
+    """What another edge has told as an error, from its envelope's `error` and the head's fields;
+    `status`, 0: of a stream that broke."""
+    kind, text, head = (
+        str(told.get("type", "api_error")),
+        str(told.get("message", "")),
+        fields or {},
+    )
     for code, row in TABLE.items():
         if (row.type, row.text) == (kind, text) and status in (0, row.status):
             error = ApiError(code)
@@ -412,9 +418,12 @@ def error_again(told: Mapping[str, Any], status: int = 0, retry_seconds: str = "
         # A text with blanks that were filled there.
         details: dict[str, Any] = told.get("details") or {}
         error = ApiError("internal")
-        error.kind = ErrorKind(status or 500, kind, text, str(details.get("error_code", "")))
+        should = {"true": True, "false": False}.get(head.get("x-should-retry", ""))
+        code = str(details.get("error_code", ""))
+        error.kind = ErrorKind(status or 500, kind, text, code, should)
         error.code, error.text = ELSEWHERE, text
-    return error.after(int(retry_seconds)) if retry_seconds.isdecimal() else error
+    seconds = head.get("retry-after", "")
+    return error.after(int(seconds)) if seconds.isdecimal() else error
 
 
 def field_error(path: str, reason: str) -> ApiError:

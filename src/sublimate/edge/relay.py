@@ -168,14 +168,13 @@ class _CallAnswer(_Answer):
         super().on_message_complete()
 
     def _fail(self) -> None:
-        exchange, fields = self._exchange, dict(self._fields)
+        exchange = self._exchange
         told = msgspec.json.decode(b"".join(self._body), type=_Envelope)
         exchange.request_id = told.request_id
         exchange.standing_headers += [
             field for field in self._fields if field[0].startswith(LIMITS_PREFIX)
         ]
-        retry = fields.get("retry-after", "")
-        exchange.fail(error_again(told.error, self.status(), retry))
+        exchange.fail(error_again(told.error, self.status(), dict(self._fields)))
 
 
 class _Envelope(msgspec.Struct):
