@@ -1,11 +1,12 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, source_from, load, logits, choice_info, adapter_infos,
-// model_info, probe, bind_gguf, bind_model
+// defines: value_object, open_gguf, join_gguf, source_from, load, logits, choice_info,
+// adapter_infos, model_info, probe, bind_gguf, bind_model
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -68,6 +69,21 @@ Gguf open_gguf(const std::string& path) {
     return file;
 }
 
+using Files = std::vector<std::pair<std::string, int64_t>>; // (path, bytes)
+
+std::vector<FilePart> file_parts(const Files& files) {
+    std::vector<FilePart> parts;
+    for (const auto& [path, size_bytes] : files) parts.push_back({path, size_bytes});
+    return parts;
+}
+
+Gguf join_gguf(const nb::bytes& header, const Files& files) {
+    Gguf file;
+    raise_if_error(Gguf::join({reinterpret_cast<const std::byte*>(header.c_str()), header.size()},
+                              file_parts(files), &file));
+    return file;
+}
+
 nb::dict gguf_metadata(const Gguf& file) {
     nb::dict result;
     for (const GgufValue& value : file.values())
@@ -92,6 +108,7 @@ void bind_gguf(nb::module_& m) {
         .def(
             "__init__",
             [](Gguf* self, const std::string& path) { new (self) Gguf(open_gguf(path)); }, "path"_a)
+        .def_static("join", &join_gguf, "header"_a, "files"_a)
         .def_prop_ro("version", &Gguf::version)
         .def_prop_ro("file_bytes", &Gguf::file_bytes)
         .def_prop_ro("metadata", &gguf_metadata)
@@ -132,8 +149,11 @@ std::shared_ptr<LoadedModel>
 load(const std::string& path, bool exact, bool batch_invariant, int32_t context_length,
      const std::string& rope_scaling, double rope_factor, int32_t threads, const std::string& isa,
      int64_t kv_bytes, int32_t engines, const std::string& share_weights, int shared_weights_fd,
-     const std::vector<AdapterTuple>& adapters, const std::optional<Progress>& progress) {
+     const std::vector<AdapterTuple>& adapters, const nb::bytes& header, const Files& files,
+     const std::optional<Progress>& progress) {
     LoadOptions options;
+    options.header = std::string(header.c_str(), header.size());
+    options.files = file_parts(files);
     options.exact = exact;
     options.batch_invariant = batch_invariant;
     options.overrides.context_length = context_length;
@@ -269,7 +289,8 @@ void bind_model(nb::module_& m) {
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
                     "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
                     "engines"_a = 1, "share_weights"_a = "never", "shared_weights_fd"_a = -1,
-                    "adapters"_a = nb::list(), "progress"_a = nb::none())
+                    "adapters"_a = nb::list(), "header"_a = nb::bytes("", 0), "files"_a = Files(),
+                    "progress"_a = nb::none())
         .def_prop_ro("weights_fd",
                      [](const LoadedModel& model) { return model.weights.shared.fd(); })
         .def_prop_ro("info", &model_info)

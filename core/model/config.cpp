@@ -190,11 +190,11 @@ Status read_scales(const Keys& keys, ModelConfig* config) {
     config->attention_scale = 1.0f / std::sqrt(static_cast<float>(per_head));
     if (architecture.embedding_times_root)
         config->embedding_scale = std::sqrt(static_cast<float>(config->hidden));
+    RETURN_IF_ERROR(keys.factor("attention.scale", &config->attention_scale));
     if (architecture.has_scales) {
         float divisor = 1.0f; // of logits, which the key calls their scale
         RETURN_IF_ERROR(keys.factor("embedding_scale", &config->embedding_scale));
         RETURN_IF_ERROR(keys.factor("residual_scale", &config->residual_scale));
-        RETURN_IF_ERROR(keys.factor("attention.scale", &config->attention_scale));
         RETURN_IF_ERROR(keys.factor("logit_scale", &divisor));
         config->logit_scale = 1.0f / divisor;
     }
@@ -209,10 +209,28 @@ Status read_scales(const Keys& keys, ModelConfig* config) {
     return Status::success();
 }
 
+// What files of another format do otherwise than GGUF files of the same architecture.
+Status read_layout(const Gguf& file, ModelConfig* config) {
+    config->rotates_halves = config->architecture->rotates_halves;
+    config->full_attention_every = config->architecture->full_attention_every;
+    RETURN_IF_ERROR(file.boolean("sublimate.rotates_halves", &config->rotates_halves));
+    int64_t every = config->full_attention_every;
+    RETURN_IF_ERROR(
+        file.integer("sublimate.full_attention_every", 0, limits::LAYERS_MAX + 1, &every));
+    config->full_attention_every = static_cast<int32_t>(every);
+    double offset = 0.0;
+    RETURN_IF_ERROR(file.number("sublimate.norm_offset", &offset));
+    config->norm_offset = static_cast<float>(offset);
+    return Status::success();
+}
+
 // Layers with a window have a rope of their own where the architecture says so: without scaling.
 Status read_window(const Keys& keys, ModelConfig* config) {
     RETURN_IF_ERROR(keys.optional("attention.sliding_window", 0, INT32_MAX, &config->window));
-    if (config->window >= config->context_length) config->window = 0; // all see everything
+    // All see everything; but what rotates otherwise in layers with a window still does.
+    if (config->window >= config->context_length &&
+        config->architecture->window_rotation_base == 0.0)
+        config->window = 0;
     config->window_rope = config->rope;
     if (!config->has_two_ropes()) return Status::success();
     config->window_rope = {};
@@ -284,6 +302,7 @@ Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConf
         return Status::error("architecture '" + std::string(architecture) +
                              "' is not supported; supported are " + supported_architectures());
     const Keys keys(file, *fresh.architecture);
+    RETURN_IF_ERROR(read_layout(file, &fresh));
     RETURN_IF_ERROR(read_sizes(keys, &fresh));
     RETURN_IF_ERROR(keys.required("context_length", INT32_MAX, &fresh.trained_context_length));
     RETURN_IF_ERROR(read_rope(keys, &fresh));

@@ -50,20 +50,22 @@ struct ModelConfig {
     RopeConfig rope;
     RopeConfig window_rope; // of the layers with a window
     int32_t window = 0;     // positions that a row sees in such a layer, its own included; 0: none
-    float embedding_scale = 1.0f;    // multiplies embeddings
-    float residual_scale = 1.0f;     // multiplies what a block adds to the residual
-    float attention_scale = 0.0f;    // multiplies scores
-    float logit_scale = 1.0f;        // multiplies logits
-    float attention_soft_cap = 0.0f; // c: a score s becomes c * tanh(s / c); 0: none
-    float logit_soft_cap = 0.0f;     // likewise of logits
+    float embedding_scale = 1.0f;     // multiplies embeddings
+    float residual_scale = 1.0f;      // multiplies what a block adds to the residual
+    float attention_scale = 0.0f;     // multiplies scores
+    float logit_scale = 1.0f;         // multiplies logits
+    float attention_soft_cap = 0.0f;  // c: a score s becomes c * tanh(s / c); 0: none
+    float logit_soft_cap = 0.0f;      // likewise of logits
+    bool rotates_halves = false;      // as Architecture has it, or as the file says
+    int32_t full_attention_every = 0; // likewise
+    float norm_offset = 0.0f;         // added to what the file has of a norm's weights
     int64_t parameters = 0;
 
     int32_t query_columns() const { return heads * head_dim; }
     int32_t kv_columns() const { return kv_heads * head_dim; }
     int32_t group_heads() const { return heads / kv_heads; }
     bool has_window(int32_t layer) const {
-        int32_t every = architecture->full_attention_every;
-        return window > 0 && (every == 0 || (layer + 1) % every != 0);
+        return window > 0 && (full_attention_every == 0 || (layer + 1) % full_attention_every != 0);
     }
     bool has_two_ropes() const { return window > 0 && architecture->window_rotation_base > 0.0; }
 };

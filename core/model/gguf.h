@@ -85,6 +85,10 @@ class Gguf {
 public:
     // Maps the file and parses its header.
     static Status open(const std::string& path, Gguf* file);
+    // A header that somebody made for files of another format: their bytes follow it (padded to
+    // whole pages, each), and the offsets of its tensors count from its own end.
+    static Status join(std::span<const std::byte> header, const std::vector<FilePart>& files,
+                       Gguf* file);
     // Parses bytes that outlive the result (tests, fuzzing).
     static Status parse(std::span<const std::byte> bytes, Gguf* file);
 

@@ -373,4 +373,14 @@ Status Gguf::open(const std::string& path, Gguf* file) {
     return Status::success();
 }
 
+Status Gguf::join(std::span<const std::byte> header, const std::vector<FilePart>& files,
+                  Gguf* file) {
+    if (header.empty()) return Status::error("not a GGUF file: it is empty");
+    FileMapping mapping;
+    RETURN_IF_ERROR(FileMapping::join(header, files, &mapping));
+    RETURN_IF_ERROR(parse(mapping.bytes(), file));
+    file->mapping_ = std::move(mapping);
+    return Status::success();
+}
+
 } // namespace sublimate

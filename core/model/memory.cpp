@@ -6,9 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "../check.h"
+#include "../loop/page_hash.h"
+#include "checked.h"
 
 namespace sublimate {
 
@@ -29,6 +34,40 @@ FileIdentity identity_of(const struct stat& details) {
             nanoseconds(details.st_ctim)};
 }
 
+// Opens a regular file and looks at it. The descriptor is the caller's, also of a failure: -1 if
+// there is none. A pipe does not make us wait.
+Status open_regular(const std::string& path, int* descriptor, struct stat* details) {
+    *descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*descriptor < 0) return Status::error(with_reason("cannot open " + path));
+    if (fstat(*descriptor, details) != 0) return Status::error(with_reason("cannot read " + path));
+    if (!S_ISREG(details->st_mode)) return Status::error(path + " is not a regular file");
+    if (details->st_size <= 0) return Status::error(path + " is empty");
+    return Status::success();
+}
+
+uint64_t digest_of(std::span<const std::byte> bytes) {
+    uint64_t digest = bytes.size();
+    for (size_t at = 0; at < bytes.size(); at += sizeof digest) {
+        uint64_t word = 0;
+        std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+        digest = mix_hash(digest ^ word);
+    }
+    return digest;
+}
+
+// One of several files: what tells it from another, mixed into what was before it.
+void add_identity(const FileIdentity& part, FileIdentity* all) {
+    auto mix = [](auto* into, auto word) {
+        *into = static_cast<std::remove_reference_t<decltype(*into)>>(
+            mix_hash(static_cast<uint64_t>(*into) ^ static_cast<uint64_t>(word)));
+    };
+    mix(&all->device, part.device);
+    mix(&all->inode, part.inode);
+    mix(&all->size_bytes, part.size_bytes);
+    mix(&all->modified_ns, part.modified_ns);
+    mix(&all->changed_ns, part.changed_ns);
+}
+
 } // namespace
 
 FileMapping::~FileMapping() {
@@ -47,17 +86,10 @@ FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
 }
 
 Status FileMapping::open(const std::string& path, FileMapping* mapping) {
-    int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return Status::error(with_reason("cannot open " + path));
+    int descriptor = -1;
     struct stat details = {};
-    Status status;
-    if (fstat(descriptor, &details) != 0) {
-        status = Status::error(with_reason("cannot read " + path));
-    } else if (!S_ISREG(details.st_mode)) {
-        status = Status::error(path + " is not a regular file");
-    } else if (details.st_size <= 0) {
-        status = Status::error(path + " is empty");
-    } else {
+    Status status = open_regular(path, &descriptor, &details);
+    if (status.ok()) {
         size_t size = static_cast<size_t>(details.st_size);
         void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
         if (data == MAP_FAILED) {
@@ -70,8 +102,49 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
             *mapping = std::move(fresh);
         }
     }
-    close(descriptor);
+    if (descriptor >= 0) close(descriptor);
     return status;
+}
+
+Status FileMapping::join(std::span<const std::byte> front, const std::vector<FilePart>& files,
+                         FileMapping* mapping) {
+    CHECK(!front.empty());
+    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    std::vector<uint64_t> places;
+    uint64_t end = 0;
+    if (!checked_align(front.size(), page, &end)) return Status::error("the files are too long");
+    for (const FilePart& file : files) {
+        places.push_back(end);
+        if (file.size_bytes <= 0) return Status::error(file.path + " is empty");
+        if (!checked_add(end, static_cast<uint64_t>(file.size_bytes), &end) ||
+            !checked_align(end, page, &end))
+            return Status::error("the files are too long");
+    }
+    void* region = mmap(nullptr, end, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (region == MAP_FAILED)
+        return Status::error(with_reason("cannot map " + std::to_string(end) + " bytes of files"));
+    FileMapping fresh; // unmaps all of it, whatever of it is a file by then
+    fresh.data_ = static_cast<const std::byte*>(region);
+    fresh.size_bytes_ = end;
+    std::memcpy(region, front.data(), front.size());
+    fresh.identity_.inode = digest_of(front);
+    for (size_t i = 0; i < files.size(); i++) {
+        int descriptor = -1;
+        struct stat details = {};
+        Status status = open_regular(files[i].path, &descriptor, &details);
+        if (status.ok() && details.st_size != files[i].size_bytes)
+            status = Status::error(files[i].path + " has changed since its header was read");
+        if (status.ok() &&
+            mmap(static_cast<std::byte*>(region) + places[i], static_cast<size_t>(details.st_size),
+                 PROT_READ, MAP_PRIVATE | MAP_FIXED, descriptor, 0) == MAP_FAILED)
+            status = Status::error(with_reason("cannot map " + files[i].path));
+        if (descriptor >= 0) close(descriptor);
+        RETURN_IF_ERROR(status);
+        add_identity(identity_of(details), &fresh.identity_);
+    }
+    *mapping = std::move(fresh);
+    return Status::success();
 }
 
 AnonymousMemory::~AnonymousMemory() {

@@ -1,13 +1,14 @@
 // Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that
 // become real when they are first touched (so the touching thread decides where they lie).
 //
-// defines: FileIdentity, FileMapping, AnonymousMemory
+// defines: FileIdentity, FilePart, FileMapping, AnonymousMemory
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "status.h"
 
@@ -22,6 +23,12 @@ struct FileIdentity {
     int64_t changed_ns = 0; // also by what sets the time of modification
 };
 
+// A file that had this length when somebody looked at what lies where in it.
+struct FilePart {
+    std::string path;
+    int64_t size_bytes = 0;
+};
+
 class FileMapping {
 public:
     FileMapping() = default;
@@ -31,6 +38,10 @@ public:
 
     // Regular files only. An empty file is an error, since it cannot be mapped.
     static Status open(const std::string& path, FileMapping* mapping);
+    // As if they were one file: a copy of `front`, then each file, all from a page border on. The
+    // identity is a digest of all theirs and of `front`.
+    static Status join(std::span<const std::byte> front, const std::vector<FilePart>& files,
+                       FileMapping* mapping);
     std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
     const FileIdentity& identity() const { return identity_; }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <span>
 
 #include "../cpu/probe.h"
 
@@ -53,13 +54,24 @@ int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, const LoadO
 
 } // namespace
 
+namespace {
+
+Status open_files(const std::string& path, const LoadOptions& options, Gguf* file) {
+    if (options.header.empty()) return Gguf::open(path, file);
+    Status status = Gguf::join(std::as_bytes(std::span(options.header)), options.files, file);
+    return status.ok() ? status : Status::error(path + ": " + status.message);
+}
+
+} // namespace
+
 Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model) {
     auto begin = std::chrono::steady_clock::now();
     Gguf file;
-    RETURN_IF_ERROR(Gguf::open(path, &file));
+    Status status = open_files(path, options, &file);
+    if (!status.ok()) return status;
     auto fresh = std::make_shared<LoadedModel>();
-    Status status = read_config(file, options.overrides, &fresh->config);
+    status = read_config(file, options.overrides, &fresh->config);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     RopeTables ropes;
     RETURN_IF_ERROR(make_rope_tables(file, fresh->config, &ropes));

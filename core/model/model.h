@@ -26,6 +26,9 @@ struct LoadOptions {
     int32_t engines = 1;  // that share that quarter
     ShareOptions share;
     std::vector<AdapterSource> adapters; // a row asks for one by its place here, from 1
+    // Not empty: the model is in other files than GGUF, which this header describes (Gguf::join).
+    std::string header;
+    std::vector<FilePart> files;
     std::function<void(float)> progress; // fraction in [0, 1], on the calling thread
 };
 

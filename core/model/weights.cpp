@@ -43,6 +43,7 @@ struct PackJob {
     int64_t offset;          // of panel 0
     RowOrder order;
     bool vector; // plain floats, not panels
+    float added; // to each of a vector
 };
 
 // Some rows of a tensor that holds several matrices.
@@ -56,7 +57,7 @@ std::vector<float> vector_of(const PackJob& job) {
     std::vector<float> in_file = tensor_to_floats(*job.tensor);
     std::vector<float> floats(in_file.size());
     for (size_t i = 0; i < floats.size(); i++)
-        floats[i] = in_file[static_cast<size_t>(job.order(static_cast<int32_t>(i)))];
+        floats[i] = in_file[static_cast<size_t>(job.order(static_cast<int32_t>(i)))] + job.added;
     return floats;
 }
 
@@ -74,7 +75,7 @@ public:
             RETURN_IF_ERROR(plan_attention(prefix, &jobs));
             RETURN_IF_ERROR(plan_feed_forward(prefix, &jobs));
         }
-        RETURN_IF_ERROR(add_vector("output_norm.weight", config_.hidden, {}, &final_norm_));
+        RETURN_IF_ERROR(add_norm("output_norm.weight", config_.hidden, {}, &final_norm_));
         head_ = embedding_;
         if (!config_.tied_embeddings)
             RETURN_IF_ERROR(add("output.weight", config_.vocabulary, config_.hidden, &head_));
@@ -151,7 +152,7 @@ private:
         const RowOrder pairs = rotation_pairs();
         if (architecture.norms != NormPlace::after)
             RETURN_IF_ERROR(
-                add_vector(prefix + "attn_norm.weight", hidden, {}, &jobs->attention_norm));
+                add_norm(prefix + "attn_norm.weight", hidden, {}, &jobs->attention_norm));
         if (architecture.fused_tensors) {
             RETURN_IF_ERROR(add_parts(prefix + "attn_qkv.weight", hidden,
                                       {{queries, pairs, &jobs->query},
@@ -169,17 +170,16 @@ private:
         }
         if (architecture.query_key_norm != QueryKeyNorm::none) {
             bool each = architecture.query_key_norm == QueryKeyNorm::head;
-            RETURN_IF_ERROR(add_vector(prefix + "attn_q_norm.weight",
-                                       each ? config_.head_dim : queries, pairs,
-                                       &jobs->query_norm));
-            RETURN_IF_ERROR(add_vector(prefix + "attn_k_norm.weight",
-                                       each ? config_.head_dim : keys, pairs, &jobs->key_norm));
+            RETURN_IF_ERROR(add_norm(prefix + "attn_q_norm.weight",
+                                     each ? config_.head_dim : queries, pairs, &jobs->query_norm));
+            RETURN_IF_ERROR(add_norm(prefix + "attn_k_norm.weight", each ? config_.head_dim : keys,
+                                     pairs, &jobs->key_norm));
         }
         RETURN_IF_ERROR(
             add(prefix + "attn_output.weight", hidden, queries, &jobs->attention_output));
         if (architecture.norms == NormPlace::before) return Status::success();
-        return add_vector(prefix + "post_attention_norm.weight", hidden, {},
-                          &jobs->attention_post_norm);
+        return add_norm(prefix + "post_attention_norm.weight", hidden, {},
+                        &jobs->attention_post_norm);
     }
 
     Status plan_feed_forward(const std::string& prefix, LayerJobs* jobs) {
@@ -188,7 +188,7 @@ private:
         const int32_t inner = config_.feed_forward;
         if (architecture.norms != NormPlace::after)
             RETURN_IF_ERROR(
-                add_vector(prefix + "ffn_norm.weight", hidden, {}, &jobs->feed_forward_norm));
+                add_norm(prefix + "ffn_norm.weight", hidden, {}, &jobs->feed_forward_norm));
         if (architecture.fused_tensors) {
             RETURN_IF_ERROR(add_parts(prefix + "ffn_up.weight", hidden,
                                       {{inner, {}, &jobs->gate}, {inner, {}, &jobs->up}}));
@@ -198,12 +198,11 @@ private:
         }
         RETURN_IF_ERROR(add(prefix + "ffn_down.weight", hidden, inner, &jobs->down));
         if (architecture.norms == NormPlace::before) return Status::success();
-        return add_vector(prefix + "post_ffw_norm.weight", hidden, {},
-                          &jobs->feed_forward_post_norm);
+        return add_norm(prefix + "post_ffw_norm.weight", hidden, {}, &jobs->feed_forward_post_norm);
     }
 
     RowOrder rotation_pairs() const {
-        if (!config_.architecture->rotates_halves) return {};
+        if (!config_.rotates_halves) return {};
         return {config_.head_dim, config_.rope.dimension};
     }
 
@@ -329,6 +328,12 @@ private:
         reserve(int64_t{count} * int64_t{sizeof(float)}, &job);
         *index = jobs_.size();
         jobs_.push_back(job);
+        return Status::success();
+    }
+
+    Status add_norm(const std::string& name, int32_t count, const RowOrder& order, size_t* index) {
+        RETURN_IF_ERROR(add_vector(name, count, order, index));
+        jobs_.back().added = config_.norm_offset;
         return Status::success();
     }
 

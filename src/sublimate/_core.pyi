@@ -42,6 +42,10 @@ class CoreError(Exception):
 class Gguf:
     """Memory-mapped GGUF header. Raises CoreError on a malformed, truncated or unsupported file."""
     def __init__(self, path: str) -> None: ...
+    @staticmethod
+    def join(header: bytes, files: Sequence[tuple[str, int]]) -> Gguf:
+        """A GGUF header made for files of another format, each (path, bytes). They lie behind it
+        as one file, each from a page border on; offsets of tensors count from the header's end."""
     @property
     def version(self) -> int: ...
     @property
@@ -76,6 +80,8 @@ class Model:
         share_weights: str = "never",
         shared_weights_fd: int = -1,
         adapters: Sequence[AdapterTold] = (),
+        header: bytes = b"",
+        files: Sequence[tuple[str, int]] = (),
         progress: Callable[[float], None] | None = None,
     ) -> Model:
         """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
@@ -88,7 +94,8 @@ class Model:
         where that costs nothing (in huge pages, on a machine with one NUMA node).
         shared_weights_fd: weights_fd of a process that has loaded the same file in the same way;
         they are mapped, and not packed. What does not fit, of another file or another version, is
-        ignored. adapters: a request names one by its place among them, from 1. Raises
+        ignored. adapters: a request names one by its place among them, from 1. header and files:
+        as for Gguf.join; then `path` is what errors name. Raises
         CoreError."""
     @property
     def weights_fd(self) -> int:

@@ -155,6 +155,26 @@ TEST(windows) {
     EXPECT_EQ(gemma.rope.base, 1e6);
     EXPECT_EQ(gemma.window_rope.base, 1e4);
     EXPECT(gemma.window_rope.scaling == RopeScaling::none);
+    // Such layers rotate otherwise even where the window is no bound.
+    ModelConfig brief = read(tiny, {100, "", 0.0}).config;
+    EXPECT(brief.has_two_ropes() && brief.window == 100 && !brief.has_window(5));
+}
+
+TEST(files_that_are_no_gguf_say_how_they_differ) {
+    TinyLlama tiny;
+    tiny.window = 100;
+    EXPECT(!read(tiny).config.rotates_halves && read(tiny).config.norm_offset == 0.0f);
+    tiny.extra = [](GgufBytes& file) {
+        file.value("sublimate.rotates_halves", ValueType::boolean, true);
+        file.value("sublimate.norm_offset", ValueType::f32, 1.0f);
+        file.value("sublimate.full_attention_every", ValueType::u32, uint32_t{2});
+        file.value("llama.attention.scale", ValueType::f32, 0.25f);
+    };
+    ModelConfig config = read(tiny).config;
+    EXPECT(config.rotates_halves && config.norm_offset == 1.0f && config.attention_scale == 0.25f);
+    EXPECT(config.has_window(0) && !config.has_window(1));
+    tiny.extra = [](GgufBytes& file) { file.text("sublimate.rotates_halves", "yes"); };
+    EXPECT(mentions(read(tiny), "must be a bool"));
 }
 
 TEST(long_contexts_have_factors_of_their_own) {

@@ -1,5 +1,7 @@
 // The GGUF reader against files that are wrong in every way known to have hurt another reader, and
 // against a file cut at every byte.
+#include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -332,4 +334,46 @@ TEST(files_on_disk) {
     EXPECT(!Gguf::open("no-such-folder/no-such-file.gguf", &file).ok());
     EXPECT(!Gguf::open("/dev/null", &file).ok());
     EXPECT(!Gguf::open(".", &file).ok());
+}
+
+TEST(a_header_joined_with_files) {
+    const std::vector<std::byte> header = valid().bytes();
+    FileMapping own;
+    EXPECT(FileMapping::open("/proc/self/exe", &own).ok());
+    auto size_bytes = static_cast<int64_t>(own.bytes().size());
+    const FilePart part = {"/proc/self/exe", size_bytes};
+    FileMapping joined;
+    EXPECT(FileMapping::join(header, {part, part}, &joined).ok());
+    std::span<const std::byte> bytes = joined.bytes();
+    auto begins = [&](size_t at, std::span<const std::byte> wanted) {
+        return at + wanted.size() <= bytes.size() &&
+               std::equal(wanted.begin(), wanted.end(), bytes.begin() + static_cast<int64_t>(at));
+    };
+    const size_t page = 4096; // of this architecture
+    const size_t file_pages = (own.bytes().size() + page - 1) / page;
+    EXPECT(header.size() <= page && begins(0, header));
+    EXPECT(begins(page, own.bytes()) && begins(page * (1 + file_pages), own.bytes()));
+    EXPECT_EQ(bytes.size(), page * (1 + 2 * file_pages));
+    Gguf file;
+    EXPECT(Gguf::join(header, {part}, &file).ok());
+    EXPECT_EQ(file.tensors().size(), 2u);
+    Gguf same;
+    EXPECT(Gguf::join(header, {part}, &same).ok());
+    EXPECT_EQ(same.identity().changed_ns, file.identity().changed_ns);
+    std::vector<std::byte> longer = header;
+    longer.push_back(std::byte{1});
+    EXPECT(Gguf::join(longer, {part}, &same).ok());
+    EXPECT(same.identity().inode != file.identity().inode);
+}
+
+TEST(files_that_do_not_join) {
+    const std::vector<std::byte> header = valid().bytes();
+    Gguf file;
+    auto error = [&](const FilePart& part) { return Gguf::join(header, {part}, &file).message; };
+    EXPECT(error({"/proc/self/exe", 5}).find("has changed since") != std::string::npos);
+    EXPECT(error({"/proc/self/exe", 0}).find("is empty") != std::string::npos);
+    EXPECT(error({"no-such-file", 5}).find("cannot open") != std::string::npos);
+    EXPECT(error({".", 5}).find("not a regular file") != std::string::npos);
+    EXPECT(error({"/proc/self/exe", INT64_MAX}).find("cannot map") != std::string::npos);
+    EXPECT(!Gguf::join({}, {}, &file).ok());
 }

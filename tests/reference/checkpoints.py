@@ -1,6 +1,7 @@
 """Random tiny llama checkpoints, as a GGUF file and as a transformers model of the same weights.
 
-defines: Shape, rope_parameters, llama3_divisors, permuted, unpermuted, add_sizes, Checkpoint
+defines: Shape, relative_error, worst_error, rope_parameters, llama3_divisors, permuted, unpermuted,
+add_sizes, Checkpoint
 """
 
 import math
@@ -58,6 +59,17 @@ class Shape:
     layers: int = 2
     vocabulary: int = 151
     tied: bool = False
+
+
+def relative_error(ours: Any, reference: Any) -> float:
+    """Norm of the difference of all logits, relative to their norm."""
+    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+
+def worst_error(ours: Any, reference: Any) -> float:
+    """The largest difference of a position's logits, relative to its largest logit."""
+    difference = np.abs(ours - reference).max(axis=1)
+    return float((difference / np.abs(reference).max(axis=1)).max())
 
 
 def rope_parameters(kind: str) -> dict[str, Any]:

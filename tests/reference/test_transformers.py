@@ -18,7 +18,15 @@ pytestmark = pytest.mark.reference
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "gguf")):
     pytest.skip("torch and transformers are not installed", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parent))
-from checkpoints import CONTEXT, RANDOM_BLOCKS, TYPES, Checkpoint, Shape  # noqa: E402
+from checkpoints import (  # noqa: E402
+    CONTEXT,
+    RANDOM_BLOCKS,
+    TYPES,
+    Checkpoint,
+    Shape,
+    relative_error,
+    worst_error,
+)
 from families import FAMILIES, WINDOW, FamilyCheckpoint  # noqa: E402
 
 EXACT_BAR, DEFAULT_BAR = 1e-3, 2e-2
@@ -35,17 +43,6 @@ SHAPES = {
     "three layers": Shape(layers=3, vocabulary=1000, tied=True),
     "whole blocks of 256": Shape(head_dim=64, hidden=256, feed_forward=512),
 }
-
-
-def relative_error(ours: Any, reference: Any) -> float:
-    """Norm of the difference of all logits, relative to their norm."""
-    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
-
-
-def worst_error(ours: Any, reference: Any) -> float:
-    """The largest difference of a position's logits, relative to its largest logit."""
-    difference = np.abs(ours - reference).max(axis=1)
-    return float((difference / np.abs(reference).max(axis=1)).max())
 
 
 def check(path: Path, shape: Shape, kind: str, rope: str, record: Any) -> None:

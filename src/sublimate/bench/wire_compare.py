@@ -23,6 +23,7 @@ import msgspec
 
 from .. import _core
 from ..errors import ConfigError, EngineError, PeerError
+from ..model.source import metadata_of
 from ..model.tokenizer import tokenizer_from_metadata
 from .capture import Capture
 from .delay import INTERFACE, DelayNetwork
@@ -245,7 +246,7 @@ def _body(tokens: int) -> bytes:
 @contextlib.contextmanager
 def _servers(plan: Plan, folder: Path, address: str) -> Generator[tuple[dict[str, int], list[str]]]:
     """(ports by name, notes); all of this thread's side of the network."""
-    metadata = _core.Gguf(plan.model_path).metadata
+    metadata = metadata_of(plan.model_path)
     script = folder / "script.json"
     script.write_bytes(msgspec.json.encode(_script(plan, metadata)))
     command = ["-m", "sublimate", "serve", "--json", "--log-level", "error", "--no-stay"]

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .. import _core
 from ..config import Effective, Settings, cache_folder, data_folder, keys_path
 from ..control.run_record import RunRecord
 from ..edge.tls import server_context
 from ..engine.script import read_script
-from ..errors import ConfigError, ExitCode, ModelError
+from ..errors import ConfigError, ExitCode
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
 from ..model.adapters import check_adapters
 from ..model.files import ModelFile, fetch
-from ..supervisor.launch import EDGE_MODULE, Launch, stamp
+from ..model.source import header_of, stamp
+from ..supervisor.launch import EDGE_MODULE, Launch
 from ..supervisor.listen import (
     Listeners,
     WorkerSockets,
@@ -49,10 +49,7 @@ if TYPE_CHECKING:
 
 def check_header(path: str) -> None:
     """A file that is no model is told before processes start. Raises ModelError."""
-    try:
-        _core.Gguf(path)
-    except _core.CoreError as error:
-        raise ModelError(f"{path}: {error}") from None
+    header_of(path)
 
 
 def _checked_keys(settings: Settings) -> Path:

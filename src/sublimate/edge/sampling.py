@@ -3,11 +3,13 @@
 All surfaces take the same ones, whatever they call them: a request struct that inherits
 SamplingFields has them under the names of the Messages API and of other local servers.
 
-defines: SamplingFields, Sampling, check_sampling
+defines: SamplingFields, Sampling, Defaults, defaults_of, with_defaults, check_sampling
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -59,6 +61,39 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...]
     logprobs: int = -1
     """Alternatives told per token, beside its own log-probability; -1: neither."""
+
+
+Defaults = Mapping[str, float | int]
+"""Field of SamplingFields -> what it is where a request does not say."""
+KEYS = {
+    "temp": ("temperature", 0.0, limits.TEMPERATURE_MAX),
+    "top_p": ("top_p", FLOAT_STEP, 1.0),
+    "top_k": ("top_k", 1, INT32_MAX),
+    "min_p": ("min_p", 0.0, 1.0 - FLOAT_STEP),
+    "penalty_repeat": ("repetition_penalty", FLOAT_STEP, limits.REPETITION_PENALTY_MAX),
+}
+"""What follows general.sampling. in a model's metadata -> field, and the range that it may have."""
+
+
+def defaults_of(metadata: Mapping[str, Any]) -> Defaults:
+    """What a model recommends, each as far as a request might ask for it."""
+    found: dict[str, float | int] = {}
+    for key, (field, low, high) in KEYS.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and low <= value <= high:
+            found[field] = int(value) if field == "top_k" else float(value)
+    return found
+
+
+def with_defaults(fields: SamplingFields, defaults: Defaults) -> SamplingFields:
+    """The same, with what the model recommends where the request says nothing."""
+    missing = [name for name in defaults if getattr(fields, name) is None]
+    if not missing:
+        return fields
+    filled = copy.copy(fields)
+    for name in missing:
+        setattr(filled, name, defaults[name])
+    return filled
 
 
 def check_sampling(

@@ -17,7 +17,7 @@ from .engine import EngineLink
 from .engines import Engines
 from .errors import ApiError
 from .observe.answer_metrics import AnswerMetrics
-from .sampling import Sampling, SamplingFields, check_sampling
+from .sampling import Sampling, SamplingFields, check_sampling, with_defaults
 from .textmodel import TextModel
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Served:
         """Sampling parameters as this model takes them. Raises ApiError that names the field."""
         tokenizer = self.text.tokenizer
         return check_sampling(
-            fields,
+            with_defaults(fields, self.text.sampling),
             vocabulary=len(tokenizer),
             stop_ids_max=_core.LIMITS["STOP_TOKENS_MAX"] - len(tokenizer.stop_tokens),
             bias_max=_core.LIMITS["LOGIT_BIAS_MAX"],

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import _core
-from ..errors import ModelError
 from ..grammar.compiler import Grammars
 from ..model.conversation import ConversationTokenizer
+from ..model.source import metadata_of, name_of, weight_bytes
 from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
+from .sampling import defaults_of
 
 
 class TextModel:
@@ -33,6 +34,8 @@ class TextModel:
         self.display_name = display_name or name
         self.facts = dict(facts or {})
         """What its file says of the model, without its tokenizer."""
+        self.sampling = defaults_of(self.facts)
+        """What it recommends, for requests that do not say."""
         self.file_bytes = 0
         self.created_seconds = int(time.time())
         self.tokenizer = tokenizer
@@ -51,17 +54,14 @@ def text_model_from_metadata(
     facts = {
         key: value
         for key, value in metadata.items()
-        if not key.startswith("tokenizer.") and not isinstance(value, list)
+        if not key.startswith(("tokenizer.", "sublimate.")) and not isinstance(value, list)
     }
     return TextModel(name, tokenizer, template, str(metadata.get("general.name", "")), facts)
 
 
 def load_text_model(path: str, name: str = "", tool_format: str = "") -> TextModel:
-    """From a GGUF file; `tool_format` as in ChatTemplate. Raises ModelError."""
-    try:
-        metadata = _core.Gguf(path).metadata
-    except _core.CoreError as error:
-        raise ModelError(str(error)) from None
-    model = text_model_from_metadata(name or Path(path).stem, metadata, tool_format)
-    model.file_bytes = Path(path).stat().st_size
+    """From a GGUF file or a folder; `tool_format` as in ChatTemplate. Raises ModelError."""
+    metadata = metadata_of(path)
+    model = text_model_from_metadata(name or name_of(Path(path)), metadata, tool_format)
+    model.file_bytes = weight_bytes(path)
     return model

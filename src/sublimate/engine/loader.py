@@ -15,6 +15,7 @@ from .. import _core
 from ..config import EngineSettings
 from ..errors import ConfigError, EngineError, HardwareError
 from ..model.adapters import parse_adapter, read_adapter
+from ..model.source import files_of, weight_bytes
 from ..probe import FACTS_VARIABLE
 from .script import Script, read_script
 
@@ -44,19 +45,16 @@ ALONE = Share()
 def check_hardware(isa: str, model_path: str) -> None:
     """Raises HardwareError, with the probe's finding, if nothing, or not the instruction set `isa`,
     runs here, or if the model is larger than the memory."""
-    try:
-        weight_bytes = os.stat(model_path).st_size
-    except OSError:
-        weight_bytes = 0  # the loader says what is wrong with the file
+    size = weight_bytes(model_path)
     found = _core.probe()
-    fits = (isa or "portable") in found["isas"] and weight_bytes <= int(found["memory_bytes"])
+    fits = (isa or "portable") in found["isas"] and size <= int(found["memory_bytes"])
     if fits and FACTS_VARIABLE not in os.environ:
         return
     # A start that goes well is not to pay for loading what explains one that does not.
     from ..probe.backends import check_fit
     from ..probe.source import source_of
 
-    if finding := check_fit(source_of(os.environ), isa, weight_bytes):
+    if finding := check_fit(source_of(os.environ), isa, size):
         raise HardwareError(finding)
 
 
@@ -76,6 +74,7 @@ def load_engine(
             read_script(settings.script), share.prefix_secret, [name for name, _ in adapters]
         )
     check_hardware(settings.isa, model_path)
+    found = files_of(model_path)
     try:
         model = _core.Model.load(
             model_path,
@@ -91,6 +90,8 @@ def load_engine(
             share_weights=share.weights,
             shared_weights_fd=share.weights_fd,
             adapters=[read_adapter(name, path).told() for name, path in adapters],
+            header=found.header,
+            files=found.files,
             progress=progress,
         )
         share.packed(model)

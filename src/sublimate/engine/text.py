@@ -11,6 +11,7 @@ import msgspec
 
 from .. import _core
 from ..errors import ModelError
+from ..model.source import metadata_of
 from ..model.tokenizer import tokenizer_from_metadata
 
 
@@ -24,14 +25,11 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def load_text(path: str) -> Text | None:
-    """The tokenizer of a GGUF file; None if it has none of a kind that is known here.
+    """The tokenizer of a model; None if it has none of a kind that is known here.
 
-    Raises ModelError if the file is damaged.
+    Raises ModelError if it is damaged.
     """
-    try:
-        metadata = _core.Gguf(path).metadata
-    except _core.CoreError as error:
-        raise ModelError(f"{path}: {error}") from None
+    metadata = metadata_of(path)
     if "tokenizer.ggml.model" not in metadata:
         return None
     try:

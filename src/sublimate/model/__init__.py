@@ -1,1 +1,2 @@
-"""Models as files and text: registry (names), files (fetch, verify, keep), tokenizer, template."""
+"""Models as files and text: registry (names), files (fetch, verify, keep), source (a file or a
+folder), tokenizer, template."""

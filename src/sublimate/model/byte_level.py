@@ -2,7 +2,7 @@
 
 Source: the vocabulary format of GPT-2 (kind gpt2 of GGUF files).
 
-defines: build, byte_characters
+defines: SPECIAL, build, byte_characters, byte_level_bytes
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build(vocabulary: FileVocabulary) -> TokenizerParts:
     return TokenizerParts(
         backend=backend,
         words=ascii_words(pre.pattern),
-        token_bytes=_token_bytes(vocabulary.tokens, vocabulary.types),
+        token_bytes=byte_level_bytes(vocabulary.tokens, vocabulary.types),
         special={
             token: index
             for index, (token, kind) in enumerate(
@@ -71,7 +71,8 @@ def byte_characters() -> dict[int, int]:
     return mapping
 
 
-def _token_bytes(tokens: Sequence[str], types: Sequence[int]) -> list[bytes]:
+def byte_level_bytes(tokens: Sequence[str], types: Sequence[int]) -> list[bytes]:
+    """(vocabulary) byte string of each token; empty for those that yield no text."""
     table = byte_characters()
     result: list[bytes] = []
     for token, kind in zip(tokens, types, strict=True):

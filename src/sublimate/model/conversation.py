@@ -54,7 +54,7 @@ class ConversationTokenizer:
         if marker in rendered.text:
             plain = [piece.replace(marker, "") for piece in plain]
         parts = [b""] * len(pieces)
-        parts[::2] = self._encode_plain(self._tokenizer.begun(plain), owner)
+        parts[::2] = self._encode_plain(self._tokenizer.begun(plain, pieces[1::2]), owner)
         parts[1::2] = map(self._special.__getitem__, pieces[1::2])
         if bos := self._tokenizer.leading_bos(parts[0] or b"".join(parts[1:2])):
             parts.insert(0, bos)

@@ -28,6 +28,7 @@ import msgspec
 from ..errors import ModelError
 from . import hub
 from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
+from .source import name_of, weight_bytes
 
 CHUNK_BYTES = 1 << 20
 SCRATCH = ".fetch-"
@@ -155,6 +156,12 @@ def _own_file(path: Path, name: str = "") -> ModelFile:
         is_file, size = path.is_file(), path.stat().st_size
     except OSError as error:
         raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from None
+    if path.is_dir():
+        from .folder.form import check_form
+
+        check_form(path)
+        found = path.resolve()
+        return ModelFile(name=name or name_of(path), path=found, size_bytes=weight_bytes(str(path)))
     if not is_file:
         raise ModelError(f"The model {path} is not a file.")
     if not os.access(path, os.R_OK):

@@ -3,7 +3,7 @@
 The names are those of GGUF's key tokenizer.ggml.pre. Several stand for one pattern: what a file
 calls its tokenizer after is the model that had it first.
 
-defines: PreTokenizer, PRE_TOKENIZERS, ascii_words
+defines: PreTokenizer, PRE_TOKENIZERS, PATTERNS, ascii_words
 """
 
 from __future__ import annotations
@@ -90,3 +90,5 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_by_pattern(GPT4O_PATTERN), GPT4O_PATTERN)),
     "tekken": PreTokenizer(_by_pattern(TEKKEN_PATTERN), TEKKEN_PATTERN, ignore_merges=True),
 }
+PATTERNS = frozenset((LLAMA3_PATTERN, QWEN2_PATTERN, GPT4O_PATTERN, TEKKEN_PATTERN))
+"""Those by which a single split finds the words."""

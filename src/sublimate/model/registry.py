@@ -1,7 +1,8 @@
 """Names of models: the closed table of known ones, and what any other name means.
 
 A path is a path: it starts with / ./ ../ or ~, or ends with .gguf. Else a name of the table, else
-org/repo or org/repo:file-part on Hugging Face. A name never becomes part of a path unchecked.
+org/repo or org/repo:file-part on Hugging Face, with or without hf: before it. A name never becomes
+part of a path unchecked.
 
 defines: KnownModel, KNOWN, DEFAULT, LocalPath, HubRepository, parse_name
 """
@@ -43,7 +44,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalPath(msgspec.Struct, frozen=True):
-    """A GGUF file of the user's."""
+    """A GGUF file or a Hugging Face folder of the user's."""
 
     path: Path
 

@@ -5,7 +5,7 @@ Two kinds. The one of Llama 2, Mistral, Gemma and Phi 3 merges neighbours, the b
 for each way to make a token of two. The other takes the most probable tokens for a whole text
 (unigram; Kudo, arXiv 1804.10959).
 
-defines: build_merges, build_unigram
+defines: build_merges, build_unigram, defined_tokens, piece_bytes
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build_merges(vocabulary: FileVocabulary) -> TokenizerParts:
         byte_fallback=True,
     )
     normalizer = normalizers.Replace(" ", SPACE)
-    return _parts(vocabulary, _defined(vocabulary), Backend(model), normalizer, WORDS)
+    return _parts(vocabulary, defined_tokens(vocabulary), Backend(model), normalizer, WORDS)
 
 
 def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
@@ -53,7 +53,7 @@ def build_unigram(vocabulary: FileVocabulary) -> TokenizerParts:
     lowest = min(scores, default=0.0)
     # The library looks for every token in a text. Text is only what normal tokens say: others get a
     # name that no text has behind the first step. Bytes it finds by their names, so these stay.
-    defined = _defined(vocabulary)
+    defined = defined_tokens(vocabulary)
     scored: list[tuple[str, float]] = []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind == TokenType.BYTE:
@@ -94,7 +94,7 @@ def _parts(
         backend=backend,
         words=None if crosses or any(" " in text for text in texts) else words,
         token_bytes=[
-            _bytes_of(token, kind)
+            piece_bytes(token, kind)
             for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         ],
         special=special,
@@ -126,7 +126,7 @@ def _merges(vocabulary: FileVocabulary) -> list[tuple[str, str]]:
     return merges
 
 
-def _defined(vocabulary: FileVocabulary) -> tuple[dict[str, int], list[str]]:
+def defined_tokens(vocabulary: FileVocabulary) -> tuple[dict[str, int], list[str]]:
     """Tokens that only a template may write, and those that stand for text whoever writes it: a
     model's users have defined runs of line ends and tags of HTML as well as marks of turns."""
     template = vocabulary.metadata.get("tokenizer.chat_template")
@@ -152,7 +152,8 @@ def _unknown(vocabulary: FileVocabulary) -> int:
     return unknown
 
 
-def _bytes_of(token: str, kind: int) -> bytes:
+def piece_bytes(token: str, kind: int) -> bytes:
+    """What a token says; empty for those that yield no text. Raises ModelError."""
     if kind == TokenType.BYTE:
         if not (match := BYTE_TOKEN.fullmatch(token)):
             raise ModelError("The model file is damaged: a byte token names no byte.")

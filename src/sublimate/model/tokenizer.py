@@ -21,15 +21,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ..errors import ModelError
-from . import byte_level, sentencepiece
+from . import byte_level, sentencepiece, tokenizer_json
 from .vocabulary import FileVocabulary, TokenizerParts, read_vocabulary
 
 KINDS: dict[str, Callable[[FileVocabulary], TokenizerParts]] = {
     "gpt2": byte_level.build,
     "llama": sentencepiece.build_merges,
     "t5": sentencepiece.build_unigram,
+    "tokenizer.json": tokenizer_json.build,
 }
-"""Values of tokenizer.ggml.model."""
+"""Values of tokenizer.ggml.model; the last one is ours, for a folder."""
+WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+"""Of Unicode (PropList.txt); Python's own idea of it has more."""
 
 WORDS_MAX = 1 << 16
 """Words whose ids are kept; then they are learnt anew."""
@@ -102,6 +107,9 @@ class Tokenizer:
         self._backend = parts.backend
         self._words = None if parts.words is None else WordIds(parts.backend, parts.words)
         self._has_prefix = parts.has_prefix
+        self._prefix_once = parts.prefix_once
+        self._prefix_doubles = parts.prefix_doubles
+        self._strips = {mark: strips for mark, strips in parts.strips.items() if any(strips)}
         self.token_bytes = parts.token_bytes
         """(vocabulary) byte string of each token; empty for those that yield no text."""
         self.special = parts.special
@@ -130,11 +138,29 @@ class Tokenizer:
             return []
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def begun(self, pieces: list[str]) -> list[str]:
-        """Texts between control tokens as the family has them: some begin each with a space."""
+    def begun(self, pieces: list[str], marks: list[str]) -> list[str]:
+        """Texts around control tokens as the family has them: some begin with a space that nobody
+        wrote, some control tokens take the white space beside them."""
+        if self._strips:
+            pieces = self._stripped(pieces, marks)
         if not self._has_prefix:
             return pieces
-        return [f" {piece}" if piece else piece for piece in pieces]
+        last = 1 if self._prefix_once else len(pieces)
+        return [self._prefixed(piece) for piece in pieces[:last]] + pieces[last:]
+
+    def _prefixed(self, piece: str) -> str:
+        begins = not self._prefix_doubles and piece.startswith((" ", sentencepiece.SPACE))
+        return piece if not piece or begins else f" {piece}"
+
+    def _stripped(self, pieces: list[str], marks: list[str]) -> list[str]:
+        pieces = list(pieces)
+        for index, mark in enumerate(marks):
+            before, behind = self._strips.get(mark, (False, False))
+            if before:
+                pieces[index] = pieces[index].rstrip(WHITE_SPACE)
+            if behind:
+                pieces[index + 1] = pieces[index + 1].lstrip(WHITE_SPACE)
+        return pieces
 
     def encode_pieces(self, pieces: list[str]) -> list[bytes]:
         """The same for several texts, as int32 words."""
@@ -174,7 +200,7 @@ class Tokenizer:
         """
         pieces = self.special_pattern.split(text) if self.special_pattern else [text]
         plain = [piece.replace(marker, "") if marker else piece for piece in pieces[::2]]
-        plain = self.begun(plain)
+        plain = self.begun(plain, pieces[1::2])
         filled = [piece for piece in plain if piece]
         encodings = self._backend.encode_batch_fast(filled, add_special_tokens=False)
         encoded = iter(cast(list[Any], encodings))

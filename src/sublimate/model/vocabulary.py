@@ -1,6 +1,6 @@
 """The vocabulary of a GGUF file, read and checked: what every kind of tokenizer starts from.
 
-defines: TokenType, FileVocabulary, TokenizerParts, read_vocabulary
+defines: STOP_IDS, TokenType, FileVocabulary, TokenizerParts, read_vocabulary
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ TOKENS_MAX = _core.LIMITS["VOCABULARY_MAX"]
 STOP_TOKENS_MAX = _core.LIMITS["STOP_TOKENS_MAX"]
 LISTED_MAX = TOKENS_MAX * 2
 """Entries of any list that is read; there are more merges than tokens."""
+
+STOP_IDS = "sublimate.stop_token_ids"
+"""Key of a folder's metadata: what its generation_config.json says."""
 
 # Control tokens that end a turn wherever a model has them, beside the ones its file names.
 END_OF_TURN_TEXTS = (
@@ -56,8 +59,16 @@ class TokenizerParts(msgspec.Struct, kw_only=True):
     """(vocabulary) byte string of each token; empty for those that yield no text."""
     special: dict[str, int]
     """Text of the tokens that only a template may write -> id."""
+    strips: dict[str, tuple[bool, bool]] = msgspec.field(
+        default_factory=dict[str, tuple[bool, bool]]
+    )
+    """Control tokens that take the white space before them, behind them."""
     has_prefix: bool = False
     """A text between control tokens begins with a space that nobody wrote."""
+    prefix_once: bool = False
+    """Only the first text does, and only if no control token is before it."""
+    prefix_doubles: bool = True
+    """A text that begins with a space gets one more."""
     bos_id: int = -1
     """Where the file names none; -1: it has none."""
     eos_id: int = -1
@@ -101,6 +112,7 @@ class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
     def stop_tokens(self, special: Mapping[str, int]) -> tuple[int, ...]:
         """Those that end an answer."""
         named = [self.token_id(name) for name in ("eos", "eot", "eom")]
+        named += cast(list[int], self.metadata.get(STOP_IDS, []))
         known = [special[text] for text in END_OF_TURN_TEXTS if text in special]
         unique = dict.fromkeys(token for token in (*named, *known) if token >= 0)
         return tuple(unique)[:STOP_TOKENS_MAX]

@@ -14,7 +14,7 @@ import msgspec
 
 from ..config import Settings, cache_folder, format_size
 from ..errors import ModelError
-from ..model.files import locate
+from ..model.files import ModelFile, locate
 from ..model.registry import DEFAULT
 from .backends import Backend, backends_of, best_of
 from .bandwidth import read_bytes_per_s
@@ -176,14 +176,21 @@ def _kv_pool_bytes(machine: Machine, settings: Settings) -> int:
         return whole
     try:
         file = locate(settings.model, cache_folder(settings))
-        per_token, trained = _kv_of(core.Gguf(str(file.path)).metadata) if file else (0, 0)
-    except (ModelError, core.CoreError):
+        per_token, trained = _kv_of(_header(file).metadata) if file else (0, 0)
+    except ModelError:
         return whole
     context = settings.engine.context_length or trained
     sequence = per_token * context
     if not sequence:
         return whole
     return min(sequence * int(core.LIMITS["SEQUENCES_MAX"]), max(whole, sequence))
+
+
+def _header(file: ModelFile) -> Any:
+    """Where the extension is known to load. Raises ModelError."""
+    from ..model.source import header_of
+
+    return header_of(str(file.path))
 
 
 def _kv_of(metadata: dict[str, Any]) -> tuple[int, int]:
@@ -324,10 +331,10 @@ def _model(settings: Settings) -> Finding:
     if core is None:
         return Finding(topic="model", verdict="good", text=f"{file.name}: {size}.")
     try:
-        header = core.Gguf(str(file.path))
+        header = _header(file)
         architecture = str(header.metadata.get("general.architecture", "unknown"))
-    except core.CoreError as error:
-        return Finding(topic="model", verdict="problem", text=f"{file.path}: {error}")
+    except ModelError as error:
+        return Finding(topic="model", verdict="problem", text=str(error))
     text = f"{file.name}: {size}, architecture {architecture}, {len(header.tensors)} tensors."
     return Finding(topic="model", verdict="good", text=text)
 

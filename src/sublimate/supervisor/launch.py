@@ -1,25 +1,19 @@
 """What the processes of a server are started with.
 
-defines: EDGE_MODULE, Launch, stamp
+defines: EDGE_MODULE, Launch
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import msgspec
 
 from ..config import Settings
 from ..guard.engine_watch import EngineWatch
+from ..model.source import stamp
 
 EDGE_MODULE = "sublimate.edge"
-
-
-def stamp(path: str) -> tuple[int, ...]:
-    """Of a model's file. Raises OSError."""
-    about = os.stat(path)
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +24,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     edge_module: str
     model_stamp: tuple[int, ...] = ()
-    """Tells one file at that path from another."""
+    """Tells one file or folder at that path from another."""
     make_watch: Callable[[], EngineWatch] | None = None
     """For tests; None: as the settings say."""
 

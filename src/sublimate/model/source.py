@@ -1,0 +1,88 @@
+"""A model where it lies: a GGUF file, or a Hugging Face folder. One way to ask either.
+
+defines: Files, name_of, metadata_of, header_of, files_of, weight_bytes, stamp
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from .. import _core
+
+
+class Files(msgspec.Struct, frozen=True):
+    """What Model.load needs beside the path: nothing for a GGUF file."""
+
+    header: bytes = b""
+    files: list[tuple[str, int]] = msgspec.field(default_factory=list[tuple[str, int]])
+
+
+def name_of(path: Path) -> str:
+    """Of a model that somebody gave by its path."""
+    return path.resolve().name if path.is_dir() else path.stem
+
+
+def metadata_of(path: str) -> dict[str, Any]:
+    """Under GGUF's keys, its tokenizer and template included. Raises ModelError."""
+    if os.path.isdir(path):
+        from .folder.reader import open_folder
+        from .folder.texts import sampling_metadata, text_metadata
+
+        folder = open_folder(path)
+        text = text_metadata(folder.path, folder.config, folder.rows)
+        return folder.metadata | text | sampling_metadata(folder.path)
+    return header_of(path).metadata
+
+
+def header_of(path: str) -> _core.Gguf:
+    """Parsed and checked; of a folder it has no tokenizer. Raises ModelError."""
+    from .. import _core  # what is asked of files must work where it cannot be loaded
+
+    try:
+        if not os.path.isdir(path):
+            return _core.Gguf(path)
+        found = files_of(path)
+        return _core.Gguf.join(found.header, found.files)
+    except _core.CoreError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def files_of(path: str) -> Files:
+    """Raises ModelError."""
+    if not os.path.isdir(path):
+        return Files()
+    from .folder.reader import open_folder
+
+    folder = open_folder(path)
+    return Files(folder.header, folder.files)
+
+
+def weight_bytes(path: str) -> int:
+    """Of a file, or of all safetensors files of a folder; 0 for what cannot be read, of which the
+    loader says what is wrong."""
+    try:
+        if not os.path.isdir(path):
+            return os.stat(path).st_size
+        with os.scandir(path) as entries:
+            return sum(e.stat().st_size for e in entries if e.name.endswith(".safetensors"))
+    except OSError:
+        return 0
+
+
+def stamp(path: str) -> tuple[int, ...]:
+    """Tells what is there from what was: of a file, or of all files of a folder. Raises OSError."""
+    paths = [path]
+    if os.path.isdir(path):
+        paths = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    told: list[int] = []
+    for one in paths:
+        about = os.stat(one)
+        told += about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+    return tuple(told)
