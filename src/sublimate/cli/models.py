@@ -74,5 +74,8 @@ def models(effective: Effective, as_json: bool) -> ExitCode:
         table.add_row(name, row.title, row.licence, size, here_now)
     out.print(table)
     out.print(f"Kept in {cache_folder(effective.settings)}", soft_wrap=True)
-    out.print("Also: the path of a .gguf file, or owner/repository[:file] on Hugging Face.")
+    out.print(
+        "Also: the path of a .gguf file or of a Hugging Face folder (./FOLDER), or "
+        "hf:owner/repository[:file]."
+    )
     return ExitCode.OK

@@ -64,8 +64,8 @@ def locate(name: str, folder: Path, progress: Progress | None = None) -> ModelFi
     if isinstance(found, LocalPath):
         return _own_file(found.path)
     if isinstance(found, HubRepository):
-        path = hub.cached(found)
-        return None if path is None else _own_file(path, found.repository)
+        here = hub.located(found, folder)
+        return None if here is None else _own_file(here, found.repository)
     path = folder / found.file_name
     if not _is_verified(path, found, progress):
         return None
@@ -80,7 +80,7 @@ def fetch(name: str, folder: Path, progress: Progress | None = None) -> ModelFil
         return here
     found = parse_name(name)
     if isinstance(found, HubRepository):
-        return _own_file(hub.download(found), found.repository)
+        return _own_file(_from_hub(found, folder, report), found.repository)
     if not isinstance(found, KnownModel):
         raise ModelError(f"{name} cannot be fetched.")
     try:
@@ -95,6 +95,16 @@ def fetch(name: str, folder: Path, progress: Progress | None = None) -> ModelFil
     return ModelFile(name=found.name, path=path, size_bytes=path.stat().st_size)
 
 
+def _from_hub(found: HubRepository, folder: Path, report: Progress) -> Path:
+    place = hub.place_of(found.repository, folder)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(place.with_name(f".{place.name}.lock"), report):
+            return hub.download(found, folder, report)
+    except OSError as error:
+        raise ModelError(f"{found.name} cannot be kept in {folder}: {error.strerror}.") from None
+
+
 def local_models(folder: Path) -> list[ModelFile]:
     """Models of the cache folder that are complete, by name."""
     files: list[ModelFile] = []
@@ -103,6 +113,10 @@ def local_models(folder: Path) -> list[ModelFile]:
         if _is_verified(path, known, None):
             size = path.stat().st_size
             files.append(ModelFile(name=known.name, path=path, size_bytes=size))
+    files += [
+        ModelFile(name=name, path=path, size_bytes=weight_bytes(str(path)))
+        for name, path in hub.fetched(folder)
+    ]
     return sorted(files, key=lambda file: file.name)
 
 

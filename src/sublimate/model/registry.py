@@ -19,9 +19,10 @@ from ..errors import ModelError, nearest
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}", re.ASCII)
 HUB_NAME = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]{0,95})/([A-Za-z0-9][A-Za-z0-9._-]{0,95})"
-    r"(?::([A-Za-z0-9][A-Za-z0-9._-]{0,127}))?",
+    r"(?::([A-Za-z0-9][A-Za-z0-9._-]{0,127}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0,3}))?",
     re.ASCII,
 )
+HUB_START = "hf:"
 PATH_STARTS = ("/", "./", "../", "~")
 SUFFIX = ".gguf"
 
@@ -55,6 +56,11 @@ class HubRepository(msgspec.Struct, frozen=True):
     repository: str
     part: str
 
+    @property
+    def name(self) -> str:
+        """As it was asked for."""
+        return f"{self.repository}:{self.part}" if self.part else self.repository
+
 
 DEFAULT = KnownModel(
     name="smollm2-135m-instruct",
@@ -71,7 +77,11 @@ ALIASES = {"default": DEFAULT.name, "smollm2-135m": DEFAULT.name, "smollm2": DEF
 
 def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
     """What a model name means. Raises ModelError if it can mean nothing."""
-    if name.startswith(PATH_STARTS) or name.lower().endswith(SUFFIX):
+    if name.startswith(HUB_START):
+        name = name.removeprefix(HUB_START)
+        if not HUB_NAME.fullmatch(name):
+            raise ModelError(f"{HUB_START}{name[:100]!r} is no hf:owner/repository[:file].")
+    elif name.startswith(PATH_STARTS) or name.lower().endswith(SUFFIX):
         return LocalPath(Path(name).expanduser())
     lower = name.lower()
     if NAME.fullmatch(lower):

@@ -4,7 +4,7 @@ Format: huggingface/safetensors, README: eight bytes of header length, a JSON ob
 then their bytes without a gap. A model in several files has an index that names the file of each
 tensor.
 
-defines: Stored, Shards, read_shards
+defines: Stored, Shards, read_shards, shard_names
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ def read_shards(folder: Path) -> Shards:
     names = [SINGLE]
     if index.exists():
         wanted = read_document(index, _Index).weight_map
-        names = sorted(set(wanted.values()))
-    _check_names(names, index)
+        names = _checked_names(wanted, index)
     files: list[tuple[Path, int]] = []
     tensors: dict[str, Stored] = {}
     for number, name in enumerate(names):
@@ -114,12 +113,19 @@ def read_shards(folder: Path) -> Shards:
     return Shards(files, tensors)
 
 
-def _check_names(names: list[str], index: Path) -> None:
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names. Raises ModelError."""
+    return _checked_names(read_document(index, _Index).weight_map, index)
+
+
+def _checked_names(weight_map: Mapping[str, str], index: Path) -> list[str]:
+    names = sorted(set(weight_map.values()))
     if not 1 <= len(names) <= SHARDS_MAX:
         raise ModelError(f"{index} names {len(names)} files, not 1 to {SHARDS_MAX}.")
     for name in names:
         if not FILE_NAME.fullmatch(name):
             raise ModelError(f"{index}: {name[:80]!r} is no safetensors file of this folder.")
+    return names
 
 
 def _read_header(path: Path, size: int, number: int) -> dict[str, Stored]:
