@@ -1,7 +1,8 @@
 // What the binding files share: the one exception that crosses into Python and the functions that
 // fill the module.
 //
-// defines: CoreError, with_threads, bind_edge, bind_model, bind_engine, bind_limits, bind_blocks,
+// defines: CoreError, with_threads, choice_info, bind_edge, bind_model, bind_engine, bind_limits,
+// bind_blocks,
 //          bind_policy, bind_prefixes, bind_trace, bind_kernel
 #pragma once
 
@@ -30,6 +31,13 @@ void with_threads(Body&& body) {
         throw CoreError(std::string("a thread cannot be started: ") + error.what());
     }
 }
+
+namespace cpu {
+struct Choice;
+}
+// How the steps of a phase run, and what was measured to choose so: isa, threads, measured (of
+// each: isa, threads, least_ms).
+nanobind::dict choice_info(const cpu::Choice& choice);
 
 void bind_edge(nanobind::module_& m);     // Region, Vocabulary, StreamEvent, EdgeClient
 void bind_blocks(nanobind::module_& m);   // BlockFormat, tool_id

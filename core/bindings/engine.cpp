@@ -1,6 +1,8 @@
 // Python's view of the resident loop: LoopEngine. See _core.pyi for the contract.
 //
-// defines: engine_options, with_model, with_script, bind_engine
+// defines: engine_options, variant_from, measured_from, with_model, with_script, attach,
+// measured_info,
+//          bind_engine
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,10 +41,48 @@ EngineOptions engine_options(int32_t kv_pages, bool speculation, uint64_t prefix
     return options;
 }
 
+constexpr double NS_PER_MS = 1e6;
+
+// Kernels by their name, of those that the model may choose among; else none, which fits no model.
+cpu::Variant variant_from(nb::handle told, const cpu::Candidates& candidates) {
+    auto isa = nb::cast<std::string>(told["isa"]);
+    cpu::Variant variant = {nullptr, nb::cast<int32_t>(told["threads"])};
+    for (const cpu::Ops* ops : candidates.ops)
+        if (isa == ops->name) variant.ops = ops;
+    return variant;
+}
+
+cpu::Choice choice_from(nb::handle told, const cpu::Candidates& candidates) {
+    cpu::Choice choice = {variant_from(told, candidates), {}};
+    for (nb::handle each : told["measured"]) {
+        cpu::Variant variant = variant_from(each, candidates);
+        variant.least_ns = nb::cast<double>(each["least_ms"]) * NS_PER_MS;
+        if (variant.ops != nullptr) choice.measured.push_back(variant);
+    }
+    return choice;
+}
+
+// As `measured_info` tells it.
+Measured measured_from(const nb::dict& told, const cpu::Candidates& candidates) {
+    Measured found;
+    found.rates = {nb::cast<double>(told["bytes_per_s"]), nb::cast<double>(told["row_ops_per_s"])};
+    found.choices[0] = choice_from(told["few_rows"], candidates);
+    found.choices[1] = choice_from(told["many_rows"], candidates);
+    nb::handle cost = told["step_cost"];
+    auto price = [&](const char* name) { return nb::cast<int64_t>(cost[name]); };
+    found.cost = {price("step_ps"),       price("prompt_step_ps"),
+                  price("decode_row_ps"), price("decode_position_ps"),
+                  price("prompt_row_ps"), price("prompt_position_ps")};
+    return found;
+}
+
 std::unique_ptr<Engine> with_model(std::shared_ptr<LoadedModel> model, bool speculation,
-                                   uint64_t prefix_secret) {
-    int32_t pages = model->model->kv_pages();
-    return make_model_engine(std::move(model), engine_options(pages, speculation, prefix_secret));
+                                   uint64_t prefix_secret,
+                                   const std::optional<nb::dict>& measured) {
+    cpu::CpuModel& compute = *model->model;
+    EngineOptions options = engine_options(compute.kv_pages(), speculation, prefix_secret);
+    if (measured) options.measured = measured_from(*measured, compute.candidates());
+    return make_model_engine(std::move(model), std::move(options));
 }
 
 void check_ids(const std::vector<int32_t>& ids, int32_t vocabulary) {
@@ -94,8 +135,7 @@ int32_t attach(Engine& engine, std::shared_ptr<Region> region) {
     return edge;
 }
 
-nb::dict step_cost(const Engine& engine) {
-    StepCost cost = engine.cost();
+nb::dict step_cost_info(const StepCost& cost) {
     nb::dict found;
     found["step_ps"] = cost.step_ps;
     found["prompt_step_ps"] = cost.prompt_step_ps;
@@ -106,13 +146,24 @@ nb::dict step_cost(const Engine& engine) {
     return found;
 }
 
+nb::dict measured_info(const Engine& engine) {
+    Measured measured = engine.measured();
+    nb::dict found;
+    found["bytes_per_s"] = measured.rates.bytes_per_s;
+    found["row_ops_per_s"] = measured.rates.row_ops_per_s;
+    found["few_rows"] = choice_info(measured.choices[0]);
+    found["many_rows"] = choice_info(measured.choices[1]);
+    found["step_cost"] = step_cost_info(measured.cost);
+    return found;
+}
+
 } // namespace
 
 void bind_engine(nb::module_& m) {
     using release = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Engine>(m, "LoopEngine")
         .def_static("with_model", &with_model, "model"_a, nb::kw_only(), "speculation"_a = true,
-                    "prefix_secret"_a = 0)
+                    "prefix_secret"_a = 0, "measured"_a = nb::none())
         .def_static("with_script", &with_script, "script"_a, nb::kw_only(), "vocabulary"_a,
                     "context_length"_a = 8192, "kv_pages"_a = 4096, "stop_token"_a = 2,
                     "step_delay_us"_a = 0, "prefill_delay_us_per_token"_a = 0,
@@ -134,7 +185,10 @@ void bind_engine(nb::module_& m) {
                  }
                  return stats_dict(page);
              })
-        .def("step_cost", &step_cost)
+        .def("step_cost",
+             [](const Engine& engine) { return step_cost_info(engine.measured().cost); })
+        .def("measured", &measured_info)
+        .def_prop_ro("was_measured_before", &Engine::was_measured_before)
         .def("audit", &Engine::audit, release());
 }
 

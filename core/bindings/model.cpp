@@ -197,7 +197,8 @@ nb::dict variant_info(const cpu::Variant& variant) {
     return info;
 }
 
-// How the steps of a phase run, and what was measured to choose so.
+} // namespace
+
 nb::dict choice_info(const cpu::Choice& choice) {
     nb::dict info = variant_info(choice.kept);
     nb::list measured;
@@ -209,6 +210,8 @@ nb::dict choice_info(const cpu::Choice& choice) {
     info["measured"] = measured;
     return info;
 }
+
+namespace {
 
 nb::list adapter_infos(const Adapters& adapters) {
     nb::list infos;

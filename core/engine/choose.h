@@ -5,7 +5,7 @@
 // than noise. A measurement during which a thread waited for its core, because the edge starts
 // beside it or because others are busy, tells nothing and is dropped.
 //
-// defines: Timing, kept, time_in_turn, choose_variant, choose_variants
+// defines: Timing, kept, time_in_turn, choose_variant, choose_variants, take_choices
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../check.h"
+#include "measured.h"
 #include "stopwatch.h"
 #include "warm_up.h"
 
@@ -129,6 +130,14 @@ void choose_variants(Model& model, const LoopConfig& config) {
         };
         model.set_choice(phase, choose::choose_variant(model.candidates(), time_ns));
     }
+}
+
+// As another engine has chosen, without a step.
+template <class Model>
+void take_choices(Model& model, const Measured& measured) {
+    CHECK_BECAUSE(is_of(measured, model.candidates()), "measured of another model");
+    for (cpu::Phase phase : {cpu::Phase::few_rows, cpu::Phase::many_rows})
+        model.set_choice(phase, measured.choices[static_cast<size_t>(phase)]);
 }
 
 } // namespace sublimate

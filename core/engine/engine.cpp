@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "../cpu/allocations.h"
+#include "../retry.h"
 #include "injected_faults.h"
 
 namespace sublimate {
@@ -28,16 +29,13 @@ constexpr int FOREVER_MS = -1;
 void ring(int fd) {
     uint64_t one = 1;
     // EAGAIN means that the counter is already far from zero: the sleeper wakes all the same.
-    ssize_t written;
-    while ((written = write(fd, &one, sizeof(one))) < 0 && errno == EINTR) {
-    }
+    ssize_t written = retried([&] { return write(fd, &one, sizeof(one)); });
     CHECK_BECAUSE(written > 0 || errno == EAGAIN, "a bell that cannot be rung wakes nobody");
 }
 
 void drain(int fd) {
     uint64_t count = 0;
-    while (read(fd, &count, sizeof(count)) < 0 && errno == EINTR) {
-    }
+    static_cast<void>(retried([&] { return read(fd, &count, sizeof(count)); }));
 }
 
 // From the loop's side of the token ring.

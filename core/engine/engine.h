@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "../model/model.h"
 #include "../ring/prefix_memory.h"
 #include "../ring/region.h"
+#include "measured.h"
 #include "scripted_model.h"
 
 namespace sublimate {
@@ -36,7 +38,8 @@ public:
     virtual void place_threads() = 0; // on the thread that will run the loop, before it does
     virtual std::string audit() = 0;  // empty: page ownership is consistent
     virtual StatsPage stats() const = 0;
-    virtual StepCost cost() const = 0;
+    virtual Measured measured() const = 0;
+    virtual bool was_measured_before() const = 0; // by the engine before it
 };
 
 int64_t monotonic_ns();
@@ -46,6 +49,7 @@ struct EngineOptions {
     bool speculation = false;
     uint64_t prefix_secret = 0; // keys the hash of the prefix cache; 0: a random one of its own
     PrefixMemory prefixes;      // for PageStore::table_entries of its pages; empty: nobody is told
+    std::optional<Measured> measured; // by an engine before it; what does not fit is passed over
 };
 
 class Engine {
@@ -70,7 +74,8 @@ public:
     void warm_up();
     std::string audit();
     StatsPage stats();
-    StepCost cost() const { return loop_->cost(); } // fixed once warm_up() has returned
+    Measured measured() const { return loop_->measured(); } // fixed once warm_up() has returned
+    bool was_measured_before() const { return loop_->was_measured_before(); }
 
     // Called by the loop after it has published: wakes the edges that sleep and have records.
     void published();

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "../check.h"
+#include "../retry.h"
 #include "engine.h"
 
 namespace sublimate {
@@ -38,9 +39,9 @@ public:
     // The number that the file holds; 0 if it holds none.
     int64_t number(const char* point) const {
         char text[32] = {};
-        int fd = open(file(point).c_str(), O_RDONLY | O_CLOEXEC);
+        int fd = retried([&] { return open(file(point).c_str(), O_RDONLY | O_CLOEXEC); });
         if (fd < 0) return 0;
-        ssize_t bytes = read(fd, text, sizeof(text) - 1);
+        ssize_t bytes = retried([&] { return read(fd, text, sizeof(text) - 1); });
         close(fd);
         return bytes > 0 ? std::atoll(text) : 0;
     }
@@ -89,7 +90,8 @@ public:
     void place_threads() override { loop_->place_threads(); }
     std::string audit() override { return loop_->audit(); }
     StatsPage stats() const override { return loop_->stats(); }
-    StepCost cost() const override { return loop_->cost(); }
+    Measured measured() const override { return loop_->measured(); }
+    bool was_measured_before() const override { return loop_->was_measured_before(); }
 
 private:
     static void wait_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }

@@ -1,6 +1,8 @@
 // Engines for the two kinds of model: a loaded one, and a script.
+#include <optional>
 #include <random>
 
+#include "measured.h"
 #include "model_loop.h"
 #include "rates.h"
 
@@ -39,12 +41,14 @@ std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
     config.context_tokens = model->config.context_length;
     config.same_arithmetic = model->model->same_arithmetic();
     config.adapters = model->adapters.count();
-    Roofline roofline(measure_rates(*model), model->weights.bytes,
-                      layer_multiply_adds(model->config));
-    auto engine = std::make_unique<Engine>();
     cpu::CpuModel& compute = *model->model;
+    std::optional<Measured> before = std::move(options.measured);
+    if (before && !is_of(*before, compute.candidates())) before.reset();
+    RooflineRates rates = before ? before->rates : measure_rates(*model);
+    Roofline roofline(rates, model->weights.bytes, layer_multiply_adds(model->config));
+    auto engine = std::make_unique<Engine>();
     auto loop = std::make_unique<ModelLoop<std::shared_ptr<LoadedModel>, cpu::CpuModel>>(
-        *engine, std::move(model), compute, config, roofline);
+        *engine, std::move(model), compute, config, roofline, rates, std::move(before));
     engine->set_loop(std::move(loop), std::move(options.prefixes));
     return engine;
 }

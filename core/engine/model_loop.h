@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "../loop/loop.h"
 #include "choose.h"
 #include "engine.h"
+#include "measured.h"
 #include "roofline.h"
 #include "warm_up.h"
 
@@ -28,14 +30,17 @@ private:
     Engine& engine_;
 };
 
-// Owner: whatever keeps the model alive. Model: concept of loop/step.h.
+// Owner: whatever keeps the model alive. Model: concept of loop/step.h. before: what an engine
+// before this one has measured of the model.
 template <class Owner, class Model>
 class ModelLoop final : public EngineLoop {
 public:
     ModelLoop(Engine& engine, Owner owner, Model& model, const LoopConfig& config,
-              const Roofline& roofline)
+              const Roofline& roofline, const RooflineRates& rates = {},
+              std::optional<Measured> before = {})
         : owner_(std::move(owner)), model_(model), clock_(engine), roofline_(roofline),
-          config_(config), block_(allocate(loop_memory_bytes(config))),
+          rates_(rates), before_(std::move(before)), config_(config),
+          block_(allocate(loop_memory_bytes(config))),
           loop_(config, loop_memory(config, block_.get()), model_, clock_) {}
 
     void attach(int32_t edge, const RegionView& view) override { loop_.attach(edge, view); }
@@ -44,7 +49,14 @@ public:
     bool mask_arrived() const override { return loop_.mask_arrived(); }
     StatsPage stats() const override { return loop_.totals(); }
 
-    StepCost cost() const override { return loop_.state().cost; }
+    Measured measured() const override {
+        Measured found = {rates_, {}, loop_.state().cost};
+        if constexpr (requires { model_.candidates(); })
+            for (cpu::Phase phase : {cpu::Phase::few_rows, cpu::Phase::many_rows})
+                found.choices[static_cast<size_t>(phase)] = model_.choice(phase);
+        return found;
+    }
+    bool was_measured_before() const override { return before_.has_value(); }
 
     bool run_once() override {
         uint64_t steps = loop_.step_count();
@@ -69,6 +81,12 @@ public:
 
     void warm_up() override {
         CHECK_BECAUSE(loop_.outstanding() == 0, "warm-up while requests run");
+        if (before_) {
+            if constexpr (requires { model_.candidates(); }) take_choices(model_, *before_);
+            touch_model(model_, config_);
+            loop_.set_cost(before_->cost);
+            return;
+        }
         if constexpr (requires { model_.candidates(); }) choose_variants(model_, config_);
         loop_.set_cost(warm_up_model(model_, config_));
     }
@@ -89,6 +107,8 @@ private:
     Model& model_;
     HostClock clock_;
     Roofline roofline_;
+    RooflineRates rates_;
+    std::optional<Measured> before_;
     LoopConfig config_;
     std::unique_ptr<void, Free> block_;
     Loop<Model, HostClock> loop_;

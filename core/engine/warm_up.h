@@ -1,8 +1,9 @@
 // Steps before the first request, on pages that no request owns yet: the caches, the branch
 // predictors and the memory's first touch are paid here and not by the first request. Timing them
-// gives the scheduler its prices (loop/cost.h).
+// gives the scheduler its prices (loop/cost.h). Where these are known already, one step of either
+// kind is enough.
 //
-// defines: WarmUpStep, warm_up_model
+// defines: WarmUpStep, warm_up_model, touch_model
 #pragma once
 
 #include <algorithm>
@@ -154,6 +155,21 @@ StepCost warm_up_model(Model& model, const LoopConfig& config) {
     }
     if (!all) return config.cost;
     return solve({best[0], best[1], best[2], best[3], best[4], best[5]}, chunk_position);
+}
+
+// Runs a step of a row alone and one of decode rows beside a chunk, and measures neither. Nothing
+// may run meanwhile.
+template <class Model>
+void touch_model(Model& model, const LoopConfig& config) {
+    using namespace warm_up;
+    CHECK(config.pages > 0);
+    const WarmUpStep steps[] = {{1, NEAR_POSITION, 0, 0},
+                                {DECODE_ROWS, NEAR_POSITION, CHUNK_ROWS, NEAR_POSITION}};
+    for (const WarmUpStep& each : steps) {
+        if (!each.fits(config)) continue;
+        Step step = each.step();
+        model.forward(step);
+    }
 }
 
 } // namespace sublimate

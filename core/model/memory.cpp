@@ -13,6 +13,7 @@
 
 #include "../check.h"
 #include "../loop/page_hash.h"
+#include "../retry.h"
 #include "checked.h"
 
 namespace sublimate {
@@ -37,7 +38,8 @@ FileIdentity identity_of(const struct stat& details) {
 // Opens a regular file and looks at it. The descriptor is the caller's, also of a failure: -1 if
 // there is none. A pipe does not make us wait.
 Status open_regular(const std::string& path, int* descriptor, struct stat* details) {
-    *descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    // A file system in user space or over a network may take its time, so a signal may come.
+    *descriptor = retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
     if (*descriptor < 0) return Status::error(with_reason("cannot open " + path));
     if (fstat(*descriptor, details) != 0) return Status::error(with_reason("cannot read " + path));
     if (!S_ISREG(details->st_mode)) return Status::error(path + " is not a regular file");

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "../check.h"
+#include "../retry.h"
 
 namespace sublimate {
 
@@ -80,8 +81,8 @@ Status SharedMemory::create(int64_t bytes, const char* purpose, SharedMemory* me
     fresh.size_bytes_ =
         (static_cast<size_t>(bytes) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     fresh.fd_ = memfd_create("sublimate-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fresh.fd_ < 0 || ftruncate(fresh.fd_, static_cast<off_t>(fresh.size_bytes_)) != 0 ||
-        !fresh.map(PROT_READ | PROT_WRITE, MAP_SHARED))
+    auto size = [&] { return ftruncate(fresh.fd_, static_cast<off_t>(fresh.size_bytes_)); };
+    if (fresh.fd_ < 0 || retried(size) != 0 || !fresh.map(PROT_READ | PROT_WRITE, MAP_SHARED))
         return refused("cannot get " + std::to_string(bytes) + " shared bytes for " + purpose);
     // A huge page is made of what is there, so there must be something of each; the rest of it is
     // zeroed at once and not a small page at a time.

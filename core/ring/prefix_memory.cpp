@@ -8,6 +8,8 @@
 
 #include <utility>
 
+#include "../retry.h"
+
 namespace sublimate {
 
 namespace {
@@ -47,8 +49,8 @@ const char* PrefixMemory::create(int32_t entries, PrefixMemory& memory) {
     int64_t bytes = prefix_layout_bytes(entries);
     PrefixMemory made;
     made.fd_ = Descriptor(memfd_create("sublimate-prefixes", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!made.fd_.open() || ftruncate(made.fd_.get(), bytes) != 0 ||
-        !made.map(bytes, PROT_READ | PROT_WRITE))
+    auto size = [&] { return ftruncate(made.fd_.get(), bytes); };
+    if (!made.fd_.open() || retried(size) != 0 || !made.map(bytes, PROT_READ | PROT_WRITE))
         return REFUSED;
     made.view_ = prefix_view(made.base_, entries);
     prefix_format(made.view_);

@@ -1,12 +1,13 @@
 // Region: memfd, seals, mapping and bells.
 #include "region.h"
 
-#include <cerrno>
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "../retry.h"
 
 namespace sublimate {
 
@@ -101,7 +102,8 @@ RegionStatus Region::create(int32_t vocabulary, Region& region) {
     int64_t bytes = region_layout(vocabulary).total_bytes;
     Region made;
     made.memory_ = Descriptor(memfd_create("sublimate-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!made.memory_.open() || ftruncate(made.memory_.get(), bytes) != 0 ||
+    auto size = [&] { return ftruncate(made.memory_.get(), bytes); };
+    if (!made.memory_.open() || retried(size) != 0 ||
         fcntl(made.memory_.get(), F_ADD_SEALS, REGION_SEALS) != 0)
         return RegionStatus::no_memory;
     for (Descriptor& bell : made.bells_) {
@@ -149,15 +151,13 @@ RegionStatus Region::attach(const RegionDescriptors& descriptors, Region& region
 void Region::ring_bell(Bell bell) const {
     const uint64_t one = 1;
     // EAGAIN means that the counter is full: the bell is rung already.
-    while (write(bell_fd(bell), &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    static_cast<void>(retried([&] { return write(bell_fd(bell), &one, sizeof one); }));
 }
 
 void Region::clear_bell(Bell bell) const {
     uint64_t count = 0;
     // EAGAIN means that nobody rang since.
-    while (read(bell_fd(bell), &count, sizeof count) < 0 && errno == EINTR) {
-    }
+    static_cast<void>(retried([&] { return read(bell_fd(bell), &count, sizeof count); }));
 }
 
 } // namespace sublimate

@@ -224,10 +224,18 @@ class LoopEngine:
     """The resident loop with its model. `run` is the loop; everything else may be called from other
     threads."""
     @staticmethod
-    def with_model(model: Model, *, speculation: bool = True, prefix_secret: int = 0) -> LoopEngine:
+    def with_model(
+        model: Model,
+        *,
+        speculation: bool = True,
+        prefix_secret: int = 0,
+        measured: dict[str, Any] | None = None,
+    ) -> LoopEngine:
         """speculation: guess tokens from what a request has said and check them in the same step,
         where that pays. The tokens are the same. prefix_secret: that of PrefixHasher; 0: a random
-        one, which nobody else has. Raises CoreError."""
+        one, which nobody else has. measured: as `measured` of an engine of an equal model on this
+        machine told it, to measure nothing again; what this model cannot go by is passed over.
+        Raises CoreError."""
     @staticmethod
     def with_script(
         script: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -263,7 +271,14 @@ class LoopEngine:
         (docs/faults.md)."""
     def warm_up(self) -> None:
         """Runs some steps so that the first request runs at steady-state speed, and times them for
-        step_cost. Before run."""
+        step_cost, unless an engine before this one has. Before run."""
+    @property
+    def was_measured_before(self) -> bool:
+        """It goes by the `measured` that it was given."""
+    def measured(self) -> dict[str, Any]:
+        """After warm_up, what it found of model and machine: bytes_per_s and row_ops_per_s (what
+        all threads read, and multiply and add), few_rows and many_rows as in Model.info, and
+        step_cost."""
     def stats(self) -> dict[str, int]: ...
     def step_cost(self) -> dict[str, int]:
         """What the scheduler takes a step to cost, in picoseconds: step_ps and, with prompt rows,

@@ -178,3 +178,41 @@ TEST(both_phases_of_a_model_are_measured) {
     EXPECT_EQ(small.many_steps, 0);
     EXPECT(small.choices[1].measured.empty() && small.choices[1].kept.threads == 2);
 }
+
+// After a crash: nothing is measured again, and the model's memory is touched all the same.
+TEST(what_an_engine_before_has_measured_costs_one_step_of_either_kind) {
+    LoopConfig config;
+    config.pages = 1000;
+    config.context_tokens = 4096;
+    CountingModel first;
+    choose_variants(first, config);
+    Measured measured = {{1e9, 1e12}, {first.choices[0], first.choices[1]}, DEFAULT_STEP_COST};
+    measured.choices[0].kept.threads = 1;
+    CountingModel next;
+    take_choices(next, measured);
+    touch_model(next, config);
+    EXPECT_EQ(next.few_steps, 1);
+    EXPECT_EQ(next.many_steps, 1);
+    EXPECT_EQ(next.choices[0].kept.threads, 1);
+    EXPECT(next.choices[1].kept.ops == first.choices[1].kept.ops);
+    CountingModel small;
+    config.pages = 4; // a row has room, a batch has not
+    touch_model(small, config);
+    EXPECT(small.few_steps == 1 && small.many_steps == 0);
+}
+
+TEST(what_was_measured_of_another_model_is_not_gone_by) {
+    const Measured good = {{1e9, 1e12}, {{{&WIDE, 2}, {}}, {{&NARROW, 1}, {}}}, DEFAULT_STEP_COST};
+    EXPECT(is_of(good, BOTH));
+    EXPECT(!is_of(good, threads_only(2))); // kernels that this one may not take
+    EXPECT(!is_of(good, Candidates{{1}, {&WIDE, &NARROW}}));
+    Measured bad = good;
+    bad.cost.decode_row_ps = 0;
+    EXPECT(!is_of(bad, BOTH));
+    bad = good;
+    bad.rates.bytes_per_s = -1;
+    EXPECT(!is_of(bad, BOTH));
+    bad = good;
+    bad.choices[1].kept.ops = nullptr;
+    EXPECT(!is_of(bad, BOTH));
+}

@@ -1,10 +1,12 @@
 // The GGUF reader against files that are wrong in every way known to have hurt another reader, and
 // against a file cut at every byte.
 #include <algorithm>
+#include <cerrno>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/retry.h"
 #include "gguf_writer.h"
 #include "test.h"
 
@@ -376,4 +378,21 @@ TEST(files_that_do_not_join) {
     EXPECT(error({".", 5}).find("not a regular file") != std::string::npos);
     EXPECT(error({"/proc/self/exe", INT64_MAX}).find("cannot map") != std::string::npos);
     EXPECT(!Gguf::join({}, {}, &file).ok());
+}
+
+// As when the file lies in a file system that takes its time, and a signal comes.
+TEST(a_call_that_a_signal_interrupts_is_made_again_and_no_other) {
+    int calls = 0;
+    int descriptor = retried([&] {
+        errno = EINTR;
+        return ++calls < 3 ? -1 : 7;
+    });
+    EXPECT(descriptor == 7 && calls == 3);
+    calls = 0;
+    descriptor = retried([&] {
+        errno = EACCES;
+        calls++;
+        return -1;
+    });
+    EXPECT(descriptor == -1 && calls == 1 && errno == EACCES);
 }

@@ -14,6 +14,7 @@ from sublimate.control import channel
 from sublimate.supervisor.shared_weights import SharedWeights
 
 HIDDEN, VOCABULARY = 64, 100
+MEASURED = ("few_rows", "many_rows", "step_cost")
 
 
 def write_model(path: Path) -> None:
@@ -41,28 +42,38 @@ def write_model(path: Path) -> None:
     writer.close()
 
 
-def test_an_engine_after_a_crash_maps_the_weights_of_the_one_before(tmp_path: Path) -> None:
-    """Three lives; then another file, which is packed anew and takes the old one's place."""
+def test_an_engine_after_a_crash_takes_weights_and_measurements_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """Three lives; then another file, which is packed and measured anew and takes the old one's
+    place."""
     model = tmp_path / "model.gguf"
     write_model(model)
     command = [str(Path(__file__).parent / "run_supervisor.py"), str(model)]
     with Server(command) as server:
         first = server.ready()["engine"]
         assert not first["weights_reused"]
+        assert not first["measured_before"]
         # Where this machine has no huge pages to share, the engines pack their own.
         shares = first["weights_shared"]
+        last = dict(first)
         assert shares == first["weights_huge_pages"]
 
-        def after_a_crash() -> bool:
+        def after_a_crash(*, of_another_file: bool = False) -> bool:
             os.kill(server.children()["sublimate.engine"], signal.SIGKILL)
             info = server.ready()["engine"]
             assert info["weights_shared"] == shares
+            # What was measured of a file holds for that one alone.
+            assert info["measured_before"] != of_another_file
+            if not of_another_file:
+                assert all(info[name] == last[name] for name in MEASURED)
+            last.update(info)
             assert server.get("/run")["ids"]
             return info["weights_reused"]
 
         assert after_a_crash() == after_a_crash() == shares
         write_model(model)
-        assert not after_a_crash()
+        assert not after_a_crash(of_another_file=True)
         assert after_a_crash() == shares
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -14,6 +14,7 @@ import pytest
 
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.control import channel
+from sublimate.control.measured import Choice, Measured, Variant
 from sublimate.engine.inprocess import Engine
 from sublimate.engine.script import Script
 from sublimate.errors import EngineError
@@ -28,6 +29,14 @@ from sublimate.supervisor.shared_weights import SharedWeights
 from sublimate.supervisor.supervise import Supervisor
 
 WORKERS = 2
+MEASURED = Measured(
+    key="of a model",
+    bytes_per_s=4e10,
+    row_ops_per_s=1e12,
+    few_rows=Choice(isa="avx2", threads=1, measured=[Variant(isa="avx2", threads=1, least_ms=2)]),
+    many_rows=Choice(isa="avx2", threads=2),
+    step_cost={"step_ps": 1},
+)
 
 
 class FakeChild:
@@ -244,6 +253,25 @@ def test_an_engine_that_stays_away_holds_up_neither_drain_nor_reload(
     assert running.reporter.readies >= 1 and fleet.was_ready
     running.supervisor._begin_reload()
     assert running.supervisor._rolling is not None
+
+
+def test_an_engine_is_told_what_the_one_before_it_has_measured(running: Running) -> None:
+    """Of its own worker, whose cores it runs on."""
+    fleet = running.fleet
+    engine, other = fleet.engines
+    assert running.child(engine).last(channel.Load).measured is None
+    ready = channel.Ready(info={"vocabulary": 10}, measured=MEASURED)
+    running.hear(engine, ready, running.prefix_fd)
+    running.load(other)
+    for edge in fleet.edges:
+        running.listen(edge)
+    for one in (engine, other):
+        running.end(one)
+    running.turn()
+    assert running.child(engine).starts == running.child(other).starts == 2
+    assert running.child(engine).last(channel.Load).measured == MEASURED
+    running.load(engine)  # the other one waits for its weights
+    assert running.child(other).last(channel.Load).measured is None
 
 
 # ---- a first load that fails ---------------------------------------------------------------------

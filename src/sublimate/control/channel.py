@@ -20,6 +20,7 @@ import msgspec
 
 from ..config import EdgeSettings, EngineSettings, LogSettings
 from ..kernel.reason import Reason
+from .measured import Measured
 
 DATAGRAM_BYTES_MAX = 128 * 1024
 DESCRIPTORS_MAX = 16
@@ -38,7 +39,7 @@ class Load(Message, frozen=True, tag="load"):
     `prefix_secret`: 64 bits that the engines of a server share, so that one PrefixHasher serves for
     all of them; 0: a secret of the engine's own. A descriptor beside it: what an engine before it
     sent with Weights. `cpus`: where all its threads stay; empty: wherever they may run. `engines`:
-    how many share the machine's memory.
+    how many share the machine's memory. `measured`: by the engine before it.
     """
 
     settings: EngineSettings
@@ -46,6 +47,7 @@ class Load(Message, frozen=True, tag="load"):
     prefix_secret: int = 0
     cpus: tuple[int, ...] = ()
     engines: int = 1
+    measured: Measured | None = None
 
 
 class Attach(Message, frozen=True, tag="attach"):
@@ -77,9 +79,11 @@ class Weights(Message, frozen=True, tag="weights"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The engine serves. `info` is Model.info. Its PrefixTable travels with this message."""
+    """The engine serves. `info` is Model.info. Its PrefixTable travels with this message.
+    `measured`: for the Load of the one after it; None: nothing was."""
 
     info: dict[str, Any]
+    measured: Measured | None = None
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -116,6 +120,8 @@ class Start(Message, frozen=True, tag="start"):
     """That of its engines, as in Load."""
     waits: bool = False
     """It takes over from another: it listens once there is an engine."""
+    stays: bool = False
+    """A model file that cannot be read is no reason to end: say so to every request."""
     extras: tuple[str, ...] = ()
     """Names of the descriptors behind the sockets: inbox, that of this edge (edge/siblings.py);
     quotas, memory of all edges (edge/ledger.py)."""
@@ -210,9 +216,11 @@ class Drain(Message, frozen=True, tag="drain"):
 
 # ---- edge -> supervisor ----
 class EdgeReady(Message, frozen=True, tag="ready"):
-    """The edge accepts connections. `info`: what the start-up screen shows (template, ...)."""
+    """The edge accepts connections. `info`: what the start-up screen shows (template, ...).
+    `refuses`: it cannot read the model, and says so to all of them."""
 
     info: dict[str, Any] = {}
+    refuses: bool = False
 
 
 class RegionBroken(Message, frozen=True, tag="region_broken"):

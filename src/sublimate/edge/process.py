@@ -19,7 +19,7 @@ from .. import _core
 from ..control import channel
 from ..control.child import enter_child
 from ..control.faults import open_faults
-from ..errors import ExitCode, SublimateError
+from ..errors import ExitCode, ModelError, SublimateError
 from ..guard.engine_watch import Verdict
 from ..kernel.connections import Connections
 from ..kernel.reason import LOADED, REASONS
@@ -33,7 +33,8 @@ from .observe.log import configure
 from .place import Place
 from .routes import Routes
 from .server import listen_on
-from .textmodel import load_text_model
+from .textmodel import TextModel, load_text_model
+from .without_model import EdgeWithoutModel, stand_in
 
 REGION_DESCRIPTORS = 3
 """Those of a region; one more where the engine tells what it has cached."""
@@ -69,7 +70,7 @@ class EdgeProcess:
     async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
-        model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
+        model, is_whole = _text_model(start)
         count = len(fds) - len(start.extras)
         if not 1 <= count <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
@@ -87,9 +88,8 @@ class EdgeProcess:
         http_limits = limits_from_environment(os.environ)
         if "quotas" in extras:
             self._ledgers = SharedLedgers(extras["quotas"], start.number)
-        self._server = EdgeServer(
-            start.settings, model, self._routes, http_limits, place, self._ledgers
-        )
+        given = (start.settings, model, self._routes, http_limits, place, self._ledgers)
+        self._server = EdgeServer(*given) if is_whole else EdgeWithoutModel(*given)
         if "inbox" in extras:
             self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class EdgeProcess:
         info = {"template": str(model.template.report), **self._server.tls_info}
         if self._server.grpc_url:
             info["grpc"] = self._server.grpc_url
-        self._tell(channel.EdgeReady(info=info))
+        self._tell(channel.EdgeReady(info=info, refuses=not is_whole))
         try:
             await self._ended.wait()
         finally:
@@ -207,6 +207,19 @@ class EdgeProcess:
     def _end(self) -> None:
         self._ended.set()
         self._engine_came.set()
+
+
+def _text_model(start: channel.Start) -> tuple[TextModel, bool]:
+    """The model, or one that stands in for it: then false, and the log says why. Raises
+    SublimateError."""
+    try:
+        model = load_text_model(start.model_path, start.model_name, start.settings.tool_format)
+    except ModelError as error:
+        if not start.stays:
+            raise
+        LOG.error("%s", error)
+        return stand_in(start.model_name), False
+    return model, True
 
 
 def _kernel_memory(memory: channel.KernelMemory, fds: tuple[int, ...]) -> Connections:

@@ -85,7 +85,7 @@ class Engine:
             speculation=speculation,
             lora=check_adapters(f"{name}={path}" for name, path in (lora or {}).items()),
         )
-        loop, info = load_engine(str(file.path), settings, progress or (lambda fraction: None))
+        loop, info, _ = load_engine(str(file.path), settings, progress or (lambda fraction: None))
         self._begin(loop, info, load_text(str(file.path)), profile)
 
     @classmethod

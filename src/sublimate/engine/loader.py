@@ -1,21 +1,25 @@
 """Makes a LoopEngine from settings: with a model, or with a script for tests.
 
-defines: Share, check_hardware, load_engine, scripted_engine
+defines: Share, check_hardware, check_kv_memory, measured_key, load_engine, scripted_engine
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from .. import _core
-from ..config import EngineSettings
+from ..config import EngineSettings, format_size
+from ..control.measured import Measured
 from ..errors import ConfigError, EngineError, HardwareError
 from ..model.adapters import parse_adapter, read_adapter
-from ..model.source import files_of, weight_bytes
+from ..model.source import files_of, stamp, weight_bytes
 from ..probe import FACTS_VARIABLE
 from .script import Script, read_script
 
@@ -37,6 +41,8 @@ class Share:
     """As for Model.load."""
     packed: Callable[[_core.Model], None] = _nothing
     """Called once the weights are there, before the engine is warm."""
+    measured: Measured | None = None
+    """By the engine before this one."""
 
 
 ALONE = Share()
@@ -58,7 +64,44 @@ def check_hardware(isa: str, model_path: str) -> None:
         raise HardwareError(finding)
 
 
+def check_kv_memory(kv_bytes: int, engines: int, model_bytes: int = 0) -> None:
+    """Raises ConfigError for keys and values, of each engine so many bytes, that with the weights
+    are more than the memory of this machine, or of its control group."""
+    if engines < 1:
+        raise ValueError("there is one engine at least")
+    has = int(_core.probe()["memory_bytes"])
+    if not kv_bytes or kv_bytes * engines + model_bytes <= has:
+        return
+    each = f" for each of {engines} engines" if engines > 1 else ""
+    beside = f" beside a model of {format_size(model_bytes)}" if model_bytes else ""
+    raise ConfigError(
+        f"kv_memory = {format_size(kv_bytes)}{each}{beside}: this machine has {format_size(has)} "
+        "of memory. Lower it (--kv-memory), or leave it out to have it sized from the machine."
+    )
+
+
 PS_PER_US = 1_000_000
+
+
+def measured_key(model_path: str, settings: EngineSettings, engines: int) -> str:
+    """Equal where measurements of another process hold: for the same file with the same settings,
+    threads and instruction set among them, on the same cores, by the same build. Raises OSError."""
+    about = [stamp(path) for path in (model_path, _core.__file__)]
+    cores = sorted(os.sched_getaffinity(0))
+    key = msgspec.json.encode((about, settings, cores, engines))
+    return hashlib.sha256(key).hexdigest()
+
+
+def _measured_before(
+    model_path: str, settings: EngineSettings, share: Share
+) -> tuple[str, Measured | None]:
+    """The key of what this engine measures, and what one before it has, where that holds."""
+    try:
+        key = measured_key(model_path, settings, share.engines)
+    except OSError:
+        return "", None  # the loader says what is wrong with the file
+    known = share.measured
+    return key, known if known is not None and known.key == key else None
 
 
 def load_engine(
@@ -66,14 +109,16 @@ def load_engine(
     settings: EngineSettings,
     progress: Callable[[float], None],
     share: Share = ALONE,
-) -> tuple[_core.LoopEngine, dict[str, Any]]:
-    """The engine, warmed up, and its info. Raises EngineError, ModelError or ConfigError."""
+) -> tuple[_core.LoopEngine, dict[str, Any], Measured | None]:
+    """The engine, warmed up, its info, and what it goes by. Raises EngineError, ModelError or
+    ConfigError."""
     adapters = [parse_adapter(text) for text in settings.lora]
     if settings.script:
-        return scripted_engine(
-            read_script(settings.script), share.prefix_secret, [name for name, _ in adapters]
-        )
+        names = [name for name, _ in adapters]
+        return *scripted_engine(read_script(settings.script), share.prefix_secret, names), None
     check_hardware(settings.isa, model_path)
+    check_kv_memory(settings.kv_memory, share.engines, weight_bytes(model_path))
+    key, before = _measured_before(model_path, settings, share)
     found = files_of(model_path)
     try:
         model = _core.Model.load(
@@ -96,7 +141,10 @@ def load_engine(
         )
         share.packed(model)
         engine = _core.LoopEngine.with_model(
-            model, speculation=settings.speculation == "auto", prefix_secret=share.prefix_secret
+            model,
+            speculation=settings.speculation == "auto",
+            prefix_secret=share.prefix_secret,
+            measured=msgspec.to_builtins(before) if before is not None else None,
         )
         begin = time.monotonic()
         engine.warm_up()
@@ -105,8 +153,14 @@ def load_engine(
         raise EngineError(str(error)) from None
     except MemoryError:
         raise EngineError(f"There is too little memory to load {model_path}.") from None
-    more = {"warm_up_seconds": warm_up_seconds, "step_cost": engine.step_cost()}
-    return engine, {**model.info, **more}
+    told = engine.measured()
+    more = {
+        "warm_up_seconds": warm_up_seconds,
+        "step_cost": told["step_cost"],
+        "measured_before": engine.was_measured_before,
+    }
+    measured = msgspec.convert({**told, "key": key}, Measured) if key else None
+    return engine, {**model.info, **more}, measured
 
 
 def scripted_engine(

@@ -76,11 +76,14 @@ class EngineProcess:
             weights_fd=fds[0] if fds else -1,
             engines=load.engines,
             packed=self._hand_over,
+            measured=load.measured,
         )
         try:
             _stay_on(load.cpus)
             faults = open_faults()
-            engine, info = load_engine(load.model_path, load.settings, self._progress, share)
+            engine, info, measured = load_engine(
+                load.model_path, load.settings, self._progress, share
+            )
             if faults is not None:
                 _inject(engine, faults)
         except SublimateError as error:
@@ -94,7 +97,8 @@ class EngineProcess:
             self._control.send(channel.Failed(message=message))
             return None
         cpus = sorted(os.sched_getaffinity(0))
-        self._control.send(channel.Ready(info={**info, "cpus": cpus}), (engine.prefix_fd,))
+        ready = channel.Ready(info={**info, "cpus": cpus}, measured=measured)
+        self._control.send(ready, (engine.prefix_fd,))
         return engine
 
     def _hand_over(self, model: _core.Model) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from .. import _core
 from ..control import channel
 from ..control.child import spawn
+from ..control.measured import Measured
 from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
 from .cores import Share, share_machine
 from .kernel_memory import KernelMemory
@@ -34,6 +35,8 @@ from .reporter import Reporter
 from .shared_weights import SharedWeights
 
 SECRET_BYTES = 32
+UNREADABLE = "The edge cannot serve this model (see above)."
+"""It has told what is wrong itself."""
 PREFIX_SECRET_MAX = (1 << 64) - 1
 
 
@@ -52,6 +55,7 @@ class Fleet:
         others do, and streams may be open."""
         self.is_ending = False
         """Nothing is started any more."""
+        self._told_unavailable = False
         self.is_replacing = False
         """Members come and go as they should."""
         if not listeners.workers:
@@ -70,6 +74,8 @@ class Fleet:
         """By memory node."""
         self._shares: list[Share] = []
         """Of each worker's engine."""
+        self._measured: dict[int, Measured] = {}
+        """By worker: what its last engine found, for the next one to judge whether it holds."""
 
     # ---- members -------------------------------------------------------------------------------
     @property
@@ -199,8 +205,9 @@ class Fleet:
 
     @property
     def _is_unavailable(self) -> bool:
-        """No engine can start, and the edges stay to say so."""
-        return all(engine.failed is not None for engine in self.engines)
+        """No engine can start, or no edge can read the model, and the edges stay to say so."""
+        no_engine = all(engine.failed is not None for engine in self.engines)
+        return no_engine or (bool(self.edges) and all(edge.refuses for edge in self.edges))
 
     # ---- engines -------------------------------------------------------------------------------
     def _start_engine(self, engine: EngineMember) -> None:
@@ -222,6 +229,7 @@ class Fleet:
             prefix_secret=self._prefix_secret,
             cpus=share.cpus,
             engines=len(self._shares),
+            measured=self._measured.get(engine.worker),
         )
         engine.child.send(load, weights.fds)
 
@@ -259,8 +267,10 @@ class Fleet:
             case channel.Weights():
                 self._weights_for(engine).take(received.fds)
                 self._settle(engine)
-            case channel.Ready(info=info):
+            case channel.Ready(info=info, measured=measured):
                 self._settle(engine)
+                if measured is not None:
+                    self._measured[engine.worker] = measured
                 engine.take_prefixes(received.fds)
                 engine.info = info
                 engine.was_loaded = True
@@ -280,13 +290,19 @@ class Fleet:
         if self.launch.settings.server.stay or self._nothing_fits(failed):
             engine.failed = failed
             if self._is_unavailable:
-                url = address_url(self._listeners.http)
-                self._reporter.unavailable(url, failed.reason, failed.message)
+                self._tell_who_watches(failed)
             self._tell_unavailable(engine, self.edges)
             self._report_ready()
         else:
             kind = HardwareError if failed.reason == "hardware_not_supported" else EngineError
             self.failure = kind(failed.message)
+
+    def _tell_who_watches(self, failed: channel.Failed) -> None:
+        """Once: a file that no edge can read is one that no engine can load, most times."""
+        if not self._told_unavailable:
+            self._told_unavailable = True
+            url = address_url(self._listeners.http)
+            self._reporter.unavailable(url, failed.reason, failed.message)
 
     def _nothing_fits(self, failed: channel.Failed) -> bool:
         """No setting is at fault, and no restart would help: who asks is told why, on and on."""
@@ -349,6 +365,7 @@ class Fleet:
             secret=self._secret,
             prefix_secret=self._prefix_secret,
             waits=edge.role == "coming",
+            stays=launch.settings.server.stay and not self.was_ready,
             extras=("inbox", "quotas"),
         )
         try:
@@ -382,8 +399,8 @@ class Fleet:
     def _serve_edge(self, edge: EdgeMember) -> None:
         for received in edge.child.receive():
             match received.message:
-                case channel.EdgeReady(info=info):
-                    self._edge_is_up(edge, info)
+                case channel.EdgeReady(info=info, refuses=refuses):
+                    self._edge_is_up(edge, info, refuses)
                 case channel.RegionBroken(edge=number):
                     for pair in self._pairs.of_edge(edge):
                         if pair.number == number and pair.is_up:
@@ -399,14 +416,16 @@ class Fleet:
         if (why := edge.child.ended()) is not None:
             self._edge_ended(edge, why)
 
-    def _edge_is_up(self, edge: EdgeMember, info: dict[str, Any]) -> None:
-        edge.info = info
+    def _edge_is_up(self, edge: EdgeMember, info: dict[str, Any], refuses: bool) -> None:
+        edge.info, edge.refuses = None if refuses else info, refuses
         try:
             if self._kernel is not None:
                 self._kernel.edge_is_up(edge.worker)
         except OSError:
             edge.child.kill()  # no connection would be steered to it
             return
+        if refuses:
+            self._tell_who_watches(channel.Failed(message=UNREADABLE))
         self._report_ready()
 
     def _edge_ended(self, edge: EdgeMember, why: str) -> None:
@@ -560,5 +579,5 @@ class Fleet:
 def _edge_failure(why: str) -> SublimateError:
     """What an edge that could not start means; it has told the details itself."""
     if why == f"exit code {ExitCode.MODEL.value}":
-        return ModelError("The edge cannot serve this model (see above).")
+        return ModelError(UNREADABLE)
     return EngineError(f"The edge ended before it was ready: {why}.")

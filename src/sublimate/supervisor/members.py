@@ -104,6 +104,8 @@ class EdgeMember(Member):
             raise ValueError("edges are counted from 0")
         self.number = number
         self.is_drained = False
+        self.refuses = False
+        """It cannot read the model, and says so to every request."""
         self.inbox: socket.socket | None = None
         """The end that its siblings write to."""
 
