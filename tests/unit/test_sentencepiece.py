@@ -100,6 +100,20 @@ def test_bytes_join_to_the_text(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_tokens_without_a_type_are_what_the_file_says_of_them_otherwise(kind: str) -> None:
+    """Bytes by their names; of marks those that the template writes. A text of the users' own is an
+    ordinary token then, which the pieces of the library make."""
+    metadata = metadata_of(kind, bos_token_id=1, unknown_token_id=0, add_space_prefix=False)
+    count = len(metadata["tokenizer.ggml.tokens"])
+    tokenizer = tokenizer_from_metadata({**metadata, "tokenizer.ggml.token_type": [0] * count})
+    whole = made(kind)
+    assert tokenizer.token_bytes == whole.token_bytes
+    assert tokenizer.special == whole.special
+    for text in ("é \U0001f600 abc", "a b", "<s>"):
+        assert tokenizer.encode(text) == whole.encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_people_type_is_no_control_token(kind: str) -> None:
     tokenizer = made(kind)
     control = {*tokenizer.special.values()}

@@ -91,6 +91,34 @@ def test_token_bytes_by_type() -> None:
     assert _core.Vocabulary(tokenizer.token_bytes).decode(ids("hé")) == "hé".encode()
 
 
+UNDEFINED: dict[str, Any] = {
+    "zeros": [0] * len(tiny_metadata()["tokenizer.ggml.tokens"]),
+    "minus ones": [-1] * len(tiny_metadata()["tokenizer.ggml.tokens"]),
+    "none at all": None,
+}
+
+
+@pytest.mark.parametrize("types", UNDEFINED.values(), ids=UNDEFINED)
+def test_tokens_without_a_type_are_text_and_marks_are_not(types: list[int] | None) -> None:
+    """As if the file had them all: bytes of what it says, control tokens where it names them, where
+    they end turns, or where the template writes them."""
+    metadata = tiny_metadata()
+    if types is None:
+        del metadata["tokenizer.ggml.token_type"]
+    else:
+        metadata["tokenizer.ggml.token_type"] = types
+    tokenizer = tokenizer_from_metadata(metadata)
+    assert tokenizer.token_bytes == made().token_bytes
+    assert tokenizer.special == made().special
+    assert tokenizer.stop_tokens == made().stop_tokens
+    assert tokenizer.encode("<|im_end|>hé") == made().encode("<|im_end|>hé")
+    metadata["tokenizer.chat_template"] = ""
+    metadata["tokenizer.ggml.bos_token_id"] = -1
+    plain = tokenizer_from_metadata(metadata)
+    assert set(plain.special) == {"<|endoftext|>", "<|im_end|>"}
+    assert plain.token_bytes[1] == b"<|im_start|>"
+
+
 # ---- families ------------------------------------------------------------------------------------
 SPLITS = {
     "gpt-2": ("I'm 1234 ok\n\n x", ["I", "'m", " 1234", " ok", "\n\n", " x"]),
@@ -133,6 +161,9 @@ def test_qwen2_normalises_and_llama3_takes_whole_words() -> None:
         ({"ggml.tokens": [1, 2]}, "not a list of texts"),
         ({"ggml.tokens": ["a", "a"], "ggml.token_type": [1, 1]}, "names a token twice"),
         ({"ggml.token_type": [1]}, "token_type does not fit"),
+        ({"ggml.token_type": None}, "token_type does not fit"),
+        ({"ggml.token_type": [3] * 259 + [9]}, "Token 259 .*'QQ', has the type 9, .* 1 to 6, or 0"),
+        ({"ggml.token_type": [3.5] * 260}, "Token 0 .* has the type 3.5"),
         ({"ggml.merges": ["QQ"]}, "a merge is not two texts"),
         ({"ggml.merges": ["Q Q Q"]}, "a merge is not two texts"),
         ({"ggml.merges": ["zz yy"]}, "a merge names unknown tokens"),

@@ -15,11 +15,17 @@ from typing import Any, cast
 
 from ..errors import ModelError
 from .library import AddedToken, Backend, Regex, models, normalizers, pre_tokenizers
-from .vocabulary import END_OF_TURN_TEXTS, FileVocabulary, TokenizerParts, TokenType
+from .vocabulary import (
+    BYTE_TOKEN,
+    END_OF_TURN_TEXTS,
+    FileVocabulary,
+    TokenizerParts,
+    TokenType,
+    is_mark,
+)
 
 SPACE = "\u2581"
 """Stands for a space in a vocabulary."""
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 BEGINS_BYTE_NAME = "<(?=0x[0-9A-F]{2}>)"
 """In what somebody typed; cut off from the rest it names no token."""
 CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")
@@ -137,8 +143,7 @@ def defined_tokens(vocabulary: FileVocabulary) -> tuple[dict[str, int], list[str
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN) and len(token) > 1:
             special[token] = index
         elif kind == TokenType.USER_DEFINED:
-            is_mark = token[:1] + token[-1:] in ("<>", "[]") and len(token) > len("<>")
-            if is_mark and (token in written or token in END_OF_TURN_TEXTS):
+            if is_mark(token) and (token in written or token in END_OF_TURN_TEXTS):
                 special[token] = index
             else:
                 texts.append(token)

@@ -1,6 +1,6 @@
 """The vocabulary of a GGUF file, read and checked: what every kind of tokenizer starts from.
 
-defines: STOP_IDS, TokenType, FileVocabulary, TokenizerParts, read_vocabulary
+defines: STOP_IDS, TokenType, FileVocabulary, TokenizerParts, is_mark, read_vocabulary
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ END_OF_TURN_TEXTS = (
     "<end_of_turn>",
     "</s>",
 )
+
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""Of a vocabulary of SentencePiece."""
+UNDEFINED = frozenset((-1, 0))
+"""What some converters write where they know no type."""
+NAMED = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "mask", "cls")
+"""Control tokens that a file tells by their ids."""
 
 
 class TokenType(IntEnum):
@@ -81,6 +89,7 @@ class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any]
     tokens: list[str]
     types: list[int]
+    """Each a TokenType."""
 
     def strings(self, name: str) -> list[str]:
         """A list of texts under tokenizer.ggml.{name}. Raises ModelError."""
@@ -118,12 +127,17 @@ class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(unique)[:STOP_TOKENS_MAX]
 
 
+def is_mark(token: str) -> bool:
+    """It reads like <this> or [this]."""
+    return token[:1] + token[-1:] in ("<>", "[]") and len(token) > len("<>")
+
+
 def read_vocabulary(metadata: Mapping[str, Any]) -> FileVocabulary:
     """Raises ModelError that names what is wrong."""
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if len(set(tokens)) != len(tokens):
         raise ModelError("The model file is damaged: its vocabulary names a token twice.")
-    types = _token_types(metadata, len(tokens))
+    types = _token_types(metadata, tokens)
     return FileVocabulary(metadata=metadata, tokens=tokens, types=types)
 
 
@@ -137,12 +151,51 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return cast(list[str], listed)
 
 
-def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
+def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
+    count = len(tokens)
     if count > TOKENS_MAX:
         raise ModelError(f"The vocabulary has {count} tokens; this server takes {TOKENS_MAX}.")
-    types: Any = metadata.get("tokenizer.ggml.token_type")
-    if types is None:
-        return [TokenType.NORMAL.value] * count
+    types: Any = metadata.get("tokenizer.ggml.token_type", [0] * count)
     if not isinstance(types, list) or len(cast(list[Any], types)) != count:
         raise ModelError("The model file is damaged: token_type does not fit its vocabulary.")
-    return cast(list[int], types)
+    listed = cast(list[Any], types)
+    found = set(listed)
+    if unknown := found.difference(TokenType, UNDEFINED):
+        index = next(index for index, kind in enumerate(listed) if kind in unknown)
+        raise ModelError(
+            f"Token {index} of the model file, {tokens[index]!r}, has the type {listed[index]!r}, "
+            f"which this server does not know: {TokenType.NORMAL} to {TokenType.BYTE}, or 0 where "
+            "the type is not defined."
+        )
+    if not found & UNDEFINED:
+        return listed
+    evident = _evident_types(metadata, tokens)
+    normal = TokenType.NORMAL.value
+    return [
+        evident.get(index, normal) if kind in UNDEFINED else kind
+        for index, kind in enumerate(listed)
+    ]
+
+
+def _evident_types(metadata: Mapping[str, Any], tokens: list[str]) -> dict[int, int]:
+    """Of tokens that all else of the file tells to be no normal ones: those that it names by their
+    ids, marks that end turns or that its template writes (as normal tokens they would come of no
+    text, nor out of any template), and bytes."""
+    template = metadata.get("tokenizer.chat_template")
+    written = template if isinstance(template, str) else ""
+    has_bytes = metadata.get("tokenizer.ggml.model") != "gpt2"
+    found: dict[int, int] = {}
+    for index, token in enumerate(tokens):
+        if not is_mark(token):
+            continue
+        if has_bytes and BYTE_TOKEN.fullmatch(token):
+            found[index] = TokenType.BYTE.value
+        elif token in END_OF_TURN_TEXTS:
+            found[index] = TokenType.CONTROL.value
+        elif token in written:
+            # What people have defined is text, too: <think>, and not <|im_start|>.
+            is_control = token.startswith("<|")
+            found[index] = (TokenType.CONTROL if is_control else TokenType.USER_DEFINED).value
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in NAMED]
+    control = TokenType.CONTROL.value
+    return found | {index: control for index in named if isinstance(index, int)}
