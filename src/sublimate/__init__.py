@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .policy.signature import check_or_exit
+from .policy.signature import check_or_exit, is_own, way_back
 
 if TYPE_CHECKING:
     from .engine.inprocess import Engine as Engine
@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 _PROVENANCE = check_or_exit(__path__, sys.argv)
+if is_own(sys.argv):
+    from .extension import explain_failures
+
+    explain_failures(way_back(_PROVENANCE.kind))
 
 _HOMES = {
     "Completion": ".engine.results",

@@ -7,8 +7,8 @@ Who can change every file can change this one too. A signature finds damage and 
 find a whole replacement, pin the key from outside (SUBLIMATE_POLICY_KEY) or verify from another
 installation (`sublimate verify --package FOLDER`).
 
-defines: RELEASE_KEYS, PIN_VARIABLE, Provenance, Finding, provenance, check_at_import,
-         check_or_exit, findings
+defines: RELEASE_KEYS, PIN_VARIABLE, Provenance, Finding, way_back, provenance, check_at_import,
+         is_own, check_or_exit, findings
 """
 
 from __future__ import annotations
@@ -62,13 +62,17 @@ def _is_checkout(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, os.pardir, os.pardir, "pyproject.toml"))
 
 
+def way_back(kind: str) -> str:
+    """What installs it again. `kind`: of Provenance."""
+    if kind == "release":
+        return "pip install --force-reinstall --no-deps sublimate"
+    return "make build, or pip install again from the sources"
+
+
 def _refuse(what: str, kind: str = "release") -> Exception:
     from ..errors import InvalidSignatureError
 
-    again = "pip install --force-reinstall --no-deps sublimate"
-    if kind == "dev":
-        again = "make build, or pip install again from the sources"
-    return InvalidSignatureError(f"{what} To get back: {again}.")
+    return InvalidSignatureError(f"{what} To get back: {way_back(kind)}.")
 
 
 def provenance(
@@ -144,6 +148,11 @@ def check_at_import(folders: Iterable[str]) -> Provenance:
     return who
 
 
+def is_own(arguments: list[str]) -> bool:
+    """A process of ours: `sublimate`, or `python -m sublimate`."""
+    return os.path.basename(arguments[0] if arguments else "") in COMMANDS
+
+
 def check_or_exit(folders: Iterable[str], arguments: list[str]) -> Provenance:
     """As check_at_import. In a process of our own (`sublimate`, `python -m sublimate`), whose
     command line has not come into being to say so, an error is a line and an exit code."""
@@ -151,7 +160,7 @@ def check_or_exit(folders: Iterable[str], arguments: list[str]) -> Provenance:
         return check_at_import(folders)
     except ImportError as error:
         code = getattr(error, "exit_code", None)  # of an InvalidSignatureError
-        if code is None or os.path.basename(arguments[0] if arguments else "") not in COMMANDS:
+        if code is None or not is_own(arguments):
             raise
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(code)
