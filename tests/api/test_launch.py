@@ -1,6 +1,7 @@
 """What launches an agent and what looks after a server, against a real one: the environment is that
 of the served context, a short one is refused with what to set, and doctor sees the cache."""
 
+import io
 import os
 import stat
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from harness import Served, serve
 from sublimate.cli import doctor, launch, peer, ps
+from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings, Effective, ServerSettings, Settings
 from sublimate.errors import ConfigError, PeerError
 
@@ -38,7 +41,7 @@ def effective(served: Served, **changes: object) -> Effective:
 
 def test_a33_the_environment_is_that_of_the_served_context(agent_server: Served) -> None:
     asked = peer.Peer(agent_server.url, KEY)
-    variables = launch.environment(asked.url, KEY, asked.model())
+    variables = launch.environment(asked, asked.model())
     for name in ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"):
         assert variables[name] == str(CONTEXT_TOKENS)
     assert int(variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == CONTEXT_TOKENS // 8
@@ -56,7 +59,7 @@ def test_a35_a_context_under_32k_is_refused_with_what_to_set(
     launch.check_context(asked.url, asked.model(), any_context=True)
     assert "8,192" in capsys.readouterr().err
     with pytest.raises(ConfigError):
-        launch.launch_env(effective(shared), "sh", url="", any_context=False)
+        launch.launch_env(asked, "sh", any_context=False)
 
 
 def test_a92_doctor_warns_of_a_context_under_32k(shared: Served) -> None:
@@ -74,8 +77,12 @@ def test_doctor_measures_what_the_second_turn_reads_from_the_cache(agent_server:
     diagnosis = doctor.diagnose(settings_of(agent_server.port), asked, must_answer=True)
     assert diagnosis.healthy, diagnosis.findings
     topics = {finding.topic for finding in diagnosis.findings}
-    assert {"memory", "clock", "data folder", "context", "keys", "two turns"} <= topics
-    assert "port" not in topics, "the server itself holds it"
+    assert {"cores", "clock", "data folder", "context", "keys", "two turns"} <= topics
+    assert not topics & {"port", "model", "memory"}, "of a server that would be started here"
+    (server,) = [finding.text for finding in diagnosis.findings if finding.topic == "server"]
+    assert server == f"{agent_server.url} serves tiny."
+    beside = doctor.diagnose(settings_of(agent_server.port), asked, must_answer=False)
+    assert {"model", "memory", "server"} <= {finding.topic for finding in beside.findings}
 
 
 @pytest.mark.parametrize(("reason", "said"), [("unavailable", "--kv-memory"), ("", "proxy")])
@@ -106,13 +113,46 @@ def test_ps_tells_a_server_by_its_url(agent_server: Served) -> None:
         ps.row_of(peer.Peer("http://127.0.0.1:1"))
 
 
+def test_an_agent_trusts_the_certificate_that_the_command_was_given(tmp_path: Path) -> None:
+    certificate, _ = own_certificate(tmp_path)
+    model = peer.Model(id="m", max_input_tokens=40_000, max_tokens=1000)
+    for url, trusted in (("https://localhost:1", str(certificate)), ("http://localhost:1", None)):
+        variables = launch.environment(peer.Peer(url, "", certificate), model)
+        assert variables.get("NODE_EXTRA_CA_CERTS") == trusted
+
+
+def test_ps_has_a_line_for_each_server_in_80_columns() -> None:
+    rows = [
+        ps.ServerRow(
+            url="http://127.0.0.1:18000",
+            model="some-organisation/a-model-with-a-long-name-123b-instruct",
+            context_tokens=131_072,
+            running=128,
+            waiting=1000,
+            step_rows=1024,
+            kv_share=1.0,
+            uptime_seconds=400 * 86_400 + 13 * 3600,
+        ),
+        ps.ServerRow(url="http://127.0.0.1:8000", model="smollm2-135m-instruct"),
+    ]
+    drawn = io.StringIO()
+    Console(width=80, file=drawn).print(ps.table_of(rows))
+    head, first, second = drawn.getvalue().splitlines()
+    assert head.split() == ["url", "model", "context", "run", "wait", "rows", "KV", "up"]
+    for text in ("http://127.0.0.1:18000", "131,072", "128", "1000", "1024", "100%", "400d 13h"):
+        assert text in first.split() or text in first
+    assert "some-organisation" in first and "…" in first and "0s" in second
+    spans = {0: "0s", 59: "59s", 60: "1m 0s", 3700: "1h 1m", 90_000: "1d 1h"}
+    assert {seconds: ps.span(seconds) for seconds in spans} == spans
+
+
 def test_a_port_of_another_kind_is_no_server_of_its_own(
     agent_server: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = [agent_server.url, "http://127.0.0.1:1", "http://127.0.0.1:2"]
     monkeypatch.setattr(ps, "local_urls", lambda: urls)
     monkeypatch.setitem(agent_server.server.ports, "https", 1)
-    ps.ps("", KEY, as_json=True)
+    ps.ps(peer.Peer(agent_server.url, KEY), "", as_json=True)
     rows = msgspec.json.decode(capsys.readouterr().out)
     assert [row["url"] for row in rows] == [agent_server.url, "http://127.0.0.1:2"]
     assert rows[0]["model"] == "tiny" and "Nothing" in rows[1]["problem"]
@@ -135,7 +175,7 @@ def test_servers_are_found_by_what_their_edges_listen_on(tmp_path: Path) -> None
 def test_launch_env_is_read_back_as_it_was_meant(
     agent_server: Served, capsys: pytest.CaptureFixture[str], shell: launch.Shell
 ) -> None:
-    launch.launch_env(effective(agent_server), shell, url="", any_context=False)
+    launch.launch_env(peer.Peer(agent_server.url, KEY), shell, any_context=False)
     printed = capsys.readouterr().out
     if shell == "json":
         read = msgspec.json.decode(printed)
@@ -165,8 +205,11 @@ def test_an_agent_gets_its_words_and_environment_and_its_status_is_passed_on(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of another server")
     words = ["-p", "two words"]
-    own = {"config": None, "url": "", "any_context": False}
-    assert launch.launch_claude(effective(agent_server), words, **own) == 7
+    asked = peer.Peer(agent_server.url, KEY)
+    launched = launch.launch_claude(
+        effective(agent_server), words, asked, None, url="", any_context=False
+    )
+    assert launched == 7
     said = capfd.readouterr()
     assert said.out == f"{agent_server.url} . -p two words\n"
     assert KEY not in said.out + said.err
@@ -176,5 +219,6 @@ def test_an_agent_that_is_not_installed_comes_with_the_command(
     agent_server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
+    asked = peer.Peer(agent_server.url, KEY)
     with pytest.raises(ConfigError, match="npm install -g"):
-        launch.launch_claude(effective(agent_server), [], config=None, url="", any_context=False)
+        launch.launch_claude(effective(agent_server), [], asked, None, url="", any_context=False)

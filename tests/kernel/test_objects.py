@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from sublimate.cli.main import app
 from sublimate.kernel import objects
 from sublimate.kernel.connections import Connections
 from sublimate.kernel.keys import quic_key
-from sublimate.kernel.objects import Loaded, Program, find
+from sublimate.kernel.objects import Loaded, Map, Program, find
 from sublimate.kernel.steering import Steering
 
 ENTRIES = 500
@@ -93,6 +94,8 @@ def test_it_is_shown_and_cleared(memory: Connections, monkeypatch: pytest.Monkey
         assert words in shown.output
     told = msgspec.json.decode(CliRunner().invoke(app, ["kernel", "--json"]).output)
     assert [each["part"] for each in told] == ["connections"]
+    assert told[0]["process_id"] == os.getpid()
+    assert f"process {os.getpid()}, " in shown.output
     assert told[0]["hit_ratio"] == pytest.approx(1 / 3) and len(told[0]["maps"]) == 4
     assert CliRunner().invoke(app, ["kernel", "--clear"]).exit_code == 0
     assert memory._digests.read() == (b"", b"")
@@ -144,6 +147,23 @@ def test_steering_has_no_lookups_and_touches_nothing() -> None:
     part = Loaded("steering", 1, ran, [], {"hash": 1})
     assert part.touch_ns is None and part.hit_ratio is None
     assert Loaded("connections", 1, ran, [], {}).touch_ns == 100
+
+
+def test_of_the_processes_that_hold_it_the_first_is_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process table: a supervisor with its edge, and somebody with a map of another's."""
+    for number, parent, map_id in ((40, 1, 7), (30, 40, 7), (50, 1, 8)):
+        folder = tmp_path / str(number)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fdinfo").mkdir()
+        (folder / "fd/5").symlink_to(objects.MAP_LINK)
+        (folder / "fdinfo/5").write_text(f"pos:\t0\nmap_id:\t{map_id}\n")
+        (folder / "stat").write_text(f"{number} (a) b) S {parent} 0")
+    monkeypatch.setattr(objects, "PROC", tmp_path)
+    one = Loaded("connections", 1, [], [Map("cache", 7, None, 1, 1)], {})
+    pinned = Loaded("steering", 2, [], [Map("sockets", 9, None, 1, 1)], {})
+    assert objects.holders([one, pinned]) == {1: 40}
 
 
 def test_nothing_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

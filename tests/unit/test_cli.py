@@ -3,6 +3,7 @@
 import http.server
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,9 +15,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from sublimate import _core
 from sublimate.cli import bench, chat, main, screen
 from sublimate.cli.output import run_guarded
-from sublimate.config import FIELDS, EdgeSettings, ServerSettings, Settings
+from sublimate.config import FIELDS, EdgeSettings, ServerSettings, Settings, format_size
+from sublimate.edge.textmodel import text_model_from_metadata
 from sublimate.errors import (
     ConfigError,
     EngineError,
@@ -30,6 +33,7 @@ from sublimate.errors import (
     nearest,
 )
 from sublimate.keys import KeyLimits, add_key
+from tiny_model import tiny_metadata
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +108,14 @@ def test_a_server_is_no_fallback_of_its_own() -> None:
     own = f"http://localhost:{port}/v1/chat/completions"
     result = run("serve", "--port", port, "-m", "/absent.gguf", "--fallback", own, code=2)
     assert "this server itself listens there" in result.stderr
+
+
+def test_more_memory_than_the_machine_has_is_refused_with_what_it_has() -> None:
+    has = format_size(_core.probe()["memory_bytes"])
+    result = run("serve", "--port", "0", "--kv-memory", "100TiB", code=2)
+    assert f"kv_memory = 100.0 TiB: this machine has {has} of memory." in result.stderr
+    third = str(_core.probe()["memory_bytes"] // 3)
+    assert "for each of 4 engines" in run("serve", "-w", "4", "--kv-memory", third, code=2).stderr
 
 
 def test_an_unknown_model_is_exit_code_3() -> None:
@@ -257,6 +269,20 @@ def test_the_start_screen_says_what_matters() -> None:
         assert part in text, part
 
 
+def test_the_start_screen_tells_of_workers_fallback_and_a_template_that_is_missing() -> None:
+    plain = shown(Settings())
+    assert "workers" not in plain and "fallback" not in plain
+    edge = EdgeSettings(fallback="https://me:secret@llm.example/v1")
+    text = shown(Settings(edge=edge, server=ServerSettings(workers=3)))
+    assert "3 engines, 3 edges" in text
+    assert "https://llm.example/v1" in text and "secret" not in text
+    metadata = tiny_metadata()
+    assert str(text_model_from_metadata("m", metadata).template.report).startswith("model ")
+    del metadata["tokenizer.chat_template"]
+    missing = text_model_from_metadata("m", metadata).template.report
+    assert "none in the model's file, built-in" in shown(Settings(), template=str(missing))
+
+
 def test_the_start_screen_tells_where_https_is_and_what_to_trust() -> None:
     edge = EdgeSettings(tls_certificate="folder/certificate.pem")
     told = {"https": "https://127.0.0.1:8443", "certificate_sha256": "f" * 64}
@@ -330,9 +356,14 @@ def test_plain_output_has_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
     reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
     reporter.lost("engine", "signal SIGKILL", 0.1)
     reporter.ready("http://127.0.0.1:81", ENGINE_INFO, {})
-    reporter.unavailable("http://127.0.0.1:81", "load_failed", "no")
+    reporter.unavailable("http://127.0.0.1:81", "load_failed", "no [b]tag[/x]")
+    reporter.reloaded("")
+    reporter.noted("Only a restart takes port.")
     reporter.stopped()
     text = capsys.readouterr().out
+    later = text.partition("curl")[2].splitlines()[2:]
+    assert len(later) == 6 and all(re.match(r"\d\d:\d\d:\d\d \w", line) for line in later), later
+    assert "no [b]tag[/x]" in text
     assert "\x1b" not in text and "Ready again" in text and "signal SIGKILL" in text
     assert text.count("curl") == 1
 

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 import house
+from sublimate.cli import rollout
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import Settings, cache_folder
 from sublimate.edge.observe.compat import NAMES
@@ -301,8 +302,20 @@ def test_a_server_that_is_there_is_told_with_its_ways(h3: tuple[int, Path]) -> N
 def test_a_certificate_that_is_not_trusted_is_told(h3: tuple[int, Path]) -> None:
     found = check_quic("localhost", h3[0], timeout_seconds=10)
     assert not found.reachable and "handshake failed" in found.why
-    assert "--certificate FILE" in found.why
+    assert "--cacert FILE" in found.why
     assert check_quic("localhost", h3[0], insecure=True, timeout_seconds=10).reachable
+
+
+def test_the_certificate_of_ones_own_server_is_trusted_for_this_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBLIMATE_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("SUBLIMATE_CONFIG", raising=False)
+    assert rollout._own_certificate("localhost") is None
+    certificate, _ = own_certificate(tmp_path / "tls")
+    for name in ("localhost", "127.0.0.1", "::1"):
+        assert rollout._own_certificate(name) == certificate
+    assert rollout._own_certificate("llm.example") is None
 
 
 @pytest.mark.parametrize(

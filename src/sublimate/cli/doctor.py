@@ -147,7 +147,7 @@ def _context(tokens: int) -> Finding:
 
 
 def _keys(peer: Peer, settings: Settings) -> Finding:
-    is_open = Peer(peer.url).ask("/v1/models")[0] < 400
+    is_open = Peer(peer.url, certificate=peer.trusted).ask("/v1/models")[0] < 400
     if not is_open:
         return Finding(topic="keys", verdict="good", text="The server asks for a key.")
     if settings.server.host in LOOPBACK:
@@ -207,17 +207,18 @@ def _leftovers(settings: Settings) -> Finding:
 def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
     """must_answer: a server that does not is a problem, not only something to know."""
     answers = peer.ready()
-    findings = [
-        finding
-        for finding in examine(settings).findings
-        if not (answers and finding.topic == "port")
-    ]
+    # Of a server that would be started here; one that was named may be elsewhere.
+    beside = ("port", "model", "memory") if must_answer else ("port",) if answers else ()
+    findings = [each for each in examine(settings).findings if each.topic not in beside]
     findings += [_leftovers(settings), _clock(), _folder("data folder", data_folder(settings.edge))]
     findings.append(_folder("model folder", cache_folder(settings)))
     turns = None
     if answers:
         try:
-            findings += [_context(peer.model().max_input_tokens), _keys(peer, settings)]
+            model = peer.model()
+            text = f"{peer.url} serves {model.id}."
+            findings.append(Finding(topic="server", verdict="good", text=text))
+            findings += [_context(model.max_input_tokens), _keys(peer, settings)]
             turns = two_turns(peer)
             findings.append(_turns_finding(turns))
         except PeerError as error:
@@ -235,9 +236,9 @@ def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
     return Diagnosis(healthy=healthy, findings=findings, two_turns=turns)
 
 
-def doctor(effective: Effective, url: str, as_json: bool) -> int:
+def doctor(effective: Effective, url: str, certificate: Path | None, as_json: bool) -> int:
     """Exit status 1 if there is a problem."""
-    peer = configured_peer(effective, url)
+    peer = configured_peer(effective, url, certificate)
     diagnosis = diagnose(effective.settings, peer, must_answer=bool(url))
     if as_json:
         out.print_json(msgspec.json.encode(diagnosis).decode())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import http.client
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -139,7 +138,7 @@ def check(
         typer.Option("--any-policy", help="Also with another policy than this installation's."),
     ] = False,
     api_keys: flags.ApiKeys = None,
-    cacert: Annotated[Path | None, typer.Option(help="PEM file to trust too, for https.")] = None,
+    cacert: flags.CaCert = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:

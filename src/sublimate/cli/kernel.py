@@ -1,6 +1,6 @@
 """`sublimate kernel`: what the servers of this machine have in its kernel.
 
-defines: kernel
+defines: Server, kernel
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 1.0
 MIB = 1 << 20
+
+
+class Server(NamedTuple):
+    """Who has loaded something."""
+
+    process_id: int
+    """0: nobody holds it any more."""
+    ports: list[int]
+    """TCP, that it listens on."""
+
+    def __str__(self) -> str:
+        if not self.process_id:
+            return "held by no process"
+        named = f"port {', '.join(map(str, self.ports))}" if self.ports else "no port"
+        return f"process {self.process_id}, {named}"
+
+
+NOBODY = Server(0, [])
 
 
 def kernel(
@@ -39,26 +58,35 @@ def _run(live: bool, clear: bool, as_json: bool) -> ExitCode:
     from .. import _core
 
     found = _found(clear)
+    servers = _servers(found)
     if as_json:
         import msgspec
 
         shown = [
-            {**msgspec.structs.asdict(each), "hit_ratio": each.hit_ratio, "touch_ns": each.touch_ns}
+            {
+                **msgspec.structs.asdict(each),
+                **servers.get(each.id, NOBODY)._asdict(),
+                "hit_ratio": each.hit_ratio,
+                "touch_ns": each.touch_ns,
+            }
             for each in found
         ]
         print_plain(msgspec.json.encode(shown).decode())
     elif not live:
-        out.print(_table(found))
+        out.print(_table(found, servers))
     else:
         from rich.live import Live
 
         # While this is open the kernel counts what programs cost.
         counting = _core.enable_statistics()
         try:
-            with Live(_table(found), console=out, auto_refresh=False) as screen:
+            with Live(_table(found, servers), console=out, auto_refresh=False) as screen:
                 while True:
                     time.sleep(LIVE_SECONDS)
-                    screen.update(_table(_found(False)), refresh=True)
+                    found = _found(False)
+                    if {each.id for each in found} - set(servers):
+                        servers = _servers(found)
+                    screen.update(_table(found, servers), refresh=True)
         finally:
             os.close(counting)
     return ExitCode.OK
@@ -78,7 +106,17 @@ def _found(clear: bool) -> list[Loaded]:
         ) from None
 
 
-def _table(found: list[Loaded]) -> RenderableType:
+def _servers(found: list[Loaded]) -> dict[int, Server]:
+    """By group: whose it is."""
+    from ..kernel.objects import holders
+    from .peer import listening_ports
+
+    held = holders(found)
+    told = {one: Server(one, listening_ports(Path(f"/proc/{one}"))) for one in held.values()}
+    return {each.id: told[held[each.id]] if each.id in held else NOBODY for each in found}
+
+
+def _table(found: list[Loaded], servers: dict[int, Server]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -89,6 +127,7 @@ def _table(found: list[Loaded]) -> RenderableType:
     for each in found:
         ratio = "no lookup yet" if each.hit_ratio is None else f"hit ratio {each.hit_ratio:.1%}"
         title = Text(f"{each.part} {each.id}", style="bold")
+        title.append(f"  {servers.get(each.id, NOBODY)}", style="default")
         if each.part == "connections":
             title.append(f"  {ratio}", style="default")
         if each.touch_ns is not None:

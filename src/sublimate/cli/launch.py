@@ -27,7 +27,7 @@ from ..config import Effective
 from ..errors import ConfigError, ExitCode, PeerError
 from .chat import KEY_BYTES, own_server
 from .output import errors, note, print_plain
-from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer, configured_peer
+from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer
 
 Shell = Literal["sh", "fish", "powershell", "json"]
 
@@ -42,14 +42,16 @@ TIMEOUT_MILLISECONDS = 3_600_000
 SIGNAL_EXIT = 128
 
 
-def environment(url: str, key: str, model: Model) -> dict[str, str]:
-    """Variables of Claude Code for this server."""
+def environment(peer: Peer, model: Model) -> dict[str, str]:
+    """Variables of Claude Code for this server, what it trusts among them."""
     context = str(model.max_input_tokens)
     names = ("OPUS", "SONNET", "HAIKU")
     output = max(1, min(model.max_tokens, model.max_input_tokens // OUTPUT_SHARE))
+    trusted = peer.trusted
     return {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": key or NO_KEY,
+        "ANTHROPIC_BASE_URL": peer.url,
+        "ANTHROPIC_AUTH_TOKEN": peer.key or NO_KEY,
+        **({"NODE_EXTRA_CA_CERTS": str(trusted.absolute())} if trusted is not None else {}),
         "ANTHROPIC_MODEL": model.id,
         **{f"ANTHROPIC_DEFAULT_{name}_MODEL": model.id for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": model.id,
@@ -101,9 +103,8 @@ def _quoted(value: str) -> str:
 
 
 @contextlib.contextmanager
-def _running(effective: Effective, config: Path | None, url: str) -> Generator[Peer]:
+def _running(effective: Effective, peer: Peer, config: Path | None, url: str) -> Generator[Peer]:
     """The server at the URL or at the configured address, or one for this command."""
-    peer = configured_peer(effective, url)
     if peer.ready():
         yield peer
         return
@@ -118,19 +119,21 @@ def _running(effective: Effective, config: Path | None, url: str) -> Generator[P
 def launch_claude(
     effective: Effective,
     arguments: Sequence[str],
-    *,
+    peer: Peer,
     config: Path | None,
+    *,
     url: str,
     any_context: bool,
 ) -> int:
-    """Its exit status. Raises ConfigError, PeerError, EngineError."""
+    """Its exit status. `peer`: at that URL, or at the configured address. Raises ConfigError,
+    PeerError, EngineError."""
     program = shutil.which(CLAUDE)
     if program is None:
         raise ConfigError(f"Claude Code is not installed (no {CLAUDE} in PATH): {INSTALL}")
-    with _running(effective, config, url) as peer:
-        model = peer.model()
-        check_context(peer.url, model, any_context)
-        variables = {**os.environ, **environment(peer.url, peer.key, model)}
+    with _running(effective, peer, config, url) as server:
+        model = server.model()
+        check_context(server.url, model, any_context)
+        variables = {**os.environ, **environment(server, model)}
         # The other name of the key would win over the one that fits this server.
         variables.pop("ANTHROPIC_API_KEY", None)
         return run_child([program, *arguments], variables)
@@ -151,10 +154,9 @@ def _for_the_child(number: int, frame: FrameType | None) -> None:
     """A handler and not SIG_IGN, which the agent would inherit."""
 
 
-def launch_env(effective: Effective, shell: Shell, *, url: str, any_context: bool) -> ExitCode:
+def launch_env(peer: Peer, shell: Shell, *, any_context: bool) -> ExitCode:
     """Prints the variables, the key among them. Raises ConfigError, PeerError."""
-    peer = configured_peer(effective, url)
     model = peer.model()
     check_context(peer.url, model, any_context)
-    print_plain(shown(environment(peer.url, peer.key, model), shell))
+    print_plain(shown(environment(peer, model), shell))
     return ExitCode.OK

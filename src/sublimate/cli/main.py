@@ -44,13 +44,6 @@ app.command("reload")(reload_command)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 
-ServerUrl = Annotated[
-    str, typer.Option("--url", help="A running server; else the one at the configured address.")
-]
-AnyContext = Annotated[
-    bool, typer.Option("--any-context", help="Also with a context too short for agents.")
-]
-
 
 def main() -> None:
     """Entry of the command."""
@@ -183,12 +176,13 @@ def chat(
 @launch_app.command("claude")
 def launch_claude(
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: its own.")] = None,
-    url: ServerUrl = "",
-    any_context: AnyContext = False,
+    url: flags.ServerUrl = "",
+    any_context: flags.AnyContext = False,
     model: flags.Model = None,
     context_length: flags.ContextLength = None,
     rope_scaling: flags.RopeScaling = None,
     api_keys: flags.ApiKeys = None,
+    cacert: flags.CaCert = None,
     config: flags.ConfigFile = None,
 ) -> None:
     """Start Claude Code with the environment that fits the server; starts one if none runs."""
@@ -197,9 +191,10 @@ def launch_claude(
     def action() -> int:
         effective = _settings(config, model=model, **given)
         from .launch import launch_claude as run
+        from .peer import configured_peer
 
-        words = arguments or []
-        return run(effective, words, config=config, url=url, any_context=any_context)
+        peer = configured_peer(effective, url, cacert)
+        return run(effective, arguments or [], peer, config, url=url, any_context=any_context)
 
     _exit(run_guarded(action))
 
@@ -223,18 +218,20 @@ def launch_env(
     shell: Annotated[
         Literal["sh", "fish", "powershell", "json"], typer.Option(help="How to write it.")
     ] = "sh",
-    url: ServerUrl = "",
-    any_context: AnyContext = False,
+    url: flags.ServerUrl = "",
+    any_context: flags.AnyContext = False,
     api_keys: flags.ApiKeys = None,
+    cacert: flags.CaCert = None,
     config: flags.ConfigFile = None,
 ) -> None:
     """Print that environment, with the key, for a server that runs: eval "$(... launch env)"."""
 
     def action() -> int:
-        effective = _settings(config, api_keys=api_keys)
         from .launch import launch_env as run
+        from .peer import configured_peer
 
-        return run(effective, shell, url=url, any_context=any_context)
+        peer = configured_peer(_settings(config, api_keys=api_keys), url, cacert)
+        return run(peer, shell, any_context=any_context)
 
     _exit(run_guarded(action))
 
@@ -243,16 +240,17 @@ def launch_env(
 def ps(
     url: Annotated[str, typer.Option(help="One server; else those of this machine.")] = "",
     api_keys: flags.ApiKeys = None,
+    cacert: flags.CaCert = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:
     """List servers: model, served context, requests, memory in use."""
 
     def action() -> int:
-        keys = _settings(config, api_keys=api_keys).settings.edge.api_keys
+        from .peer import configured_peer
         from .ps import ps as run
 
-        return run(url, keys[0] if keys else "", json)
+        return run(configured_peer(_settings(config, api_keys=api_keys), url, cacert), url, json)
 
     _exit(run_guarded(action))
 
@@ -263,7 +261,7 @@ def debug(
         str,
         typer.Argument(help="A request-id; messages.create makes a call; else all is followed."),
     ] = "",
-    url: ServerUrl = "",
+    url: flags.ServerUrl = "",
     api_keys: flags.ApiKeys = None,
     model: Annotated[str, typer.Option("-m", "--model", help="Of the call.")] = "default",
     message: Annotated[str, typer.Option(help="Of the call.")] = "Why is the sky blue?",
@@ -279,7 +277,7 @@ def debug(
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")
     ] = None,
-    cacert: Annotated[Path | None, typer.Option(help="PEM file to trust too, for https.")] = None,
+    cacert: flags.CaCert = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:
@@ -305,11 +303,12 @@ def debug(
 
 @app.command()
 def doctor(
-    url: ServerUrl = "",
+    url: flags.ServerUrl = "",
     model: flags.Model = None,
     api_keys: flags.ApiKeys = None,
     data_dir: flags.DataDir = None,
     cache_dir: flags.CacheDir = None,
+    cacert: flags.CaCert = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
 ) -> None:
@@ -320,7 +319,7 @@ def doctor(
         effective = _settings(config, model=model, **given)
         from .doctor import doctor as run
 
-        return run(effective, url, json)
+        return run(effective, url, cacert, json)
 
     _exit(run_guarded(action))
 

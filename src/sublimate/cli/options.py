@@ -2,7 +2,7 @@
 
 A flag's default is None (not given), so that the other sources of a setting can speak.
 
-defines: the types of the flags, ConfigFile, Json
+defines: the types of the flags, ConfigFile, Json, ServerUrl, AnyContext, CaCert
 """
 
 from __future__ import annotations
@@ -104,3 +104,10 @@ ConfigFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+ServerUrl = Annotated[
+    str, typer.Option("--url", help="A running server; else the one at the configured address.")
+]
+AnyContext = Annotated[
+    bool, typer.Option("--any-context", help="Also with a context too short for agents.")
+]
+CaCert = Annotated[Path | None, typer.Option("--cacert", help="PEM file to trust too, for https.")]

@@ -3,8 +3,8 @@
 Servers of this machine are found by their listening processes: the kernel's own table, so nothing
 is left behind by one that was killed.
 
-defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, local_urls,
-         gauges
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, own_certificate_of, gauges,
+         local_urls, listening_ports
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Peer:
         what is no URL, ConfigError for a file that holds no certificate."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self.key = key
+        self.trusted = certificate if self.url.startswith("https:") else None
+        """PEM beside the usual authorities."""
         self._trust: ssl.SSLContext | None = None
         if certificate is not None and self.url.startswith("https:"):
             self._trust = ssl.create_default_context()
@@ -137,9 +139,14 @@ def configured_peer(effective: Effective, url: str, certificate: Path | None = N
     settings = effective.settings
     keys = settings.edge.api_keys
     default = f"http://{settings.server.host}:{settings.server.port}"
-    own = data_folder(settings.edge) / "tls" / "certificate.pem"
-    trusted = certificate or (own if own.is_file() else None)
+    trusted = certificate or own_certificate_of(effective)
     return Peer(url or default, keys[0] if keys else "", trusted)
+
+
+def own_certificate_of(effective: Effective) -> Path | None:
+    """That this user's own server has made for loopback, if it has."""
+    own = data_folder(effective.settings.edge) / "tls" / "certificate.pem"
+    return own if own.is_file() else None
 
 
 def gauges(exposition: bytes) -> dict[str, float]:
@@ -163,6 +170,18 @@ def local_urls(proc: Path = Path("/proc")) -> list[str]:
                 inodes[fields[9]] = int(port, 16)
     ports = {inodes[inode] for edge in _edges(proc) for inode in _sockets(edge) if inode in inodes}
     return [f"http://127.0.0.1:{port}" for port in sorted(ports)]
+
+
+def listening_ports(process: Path) -> list[int]:
+    """TCP ports that a process (/proc/NUMBER) listens on."""
+    ports: dict[str, int] = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (process / "net" / name).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING:
+                    ports[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    return sorted({ports[inode] for inode in _sockets(process) if inode in ports})
 
 
 def _edges(proc: Path) -> Iterator[Path]:

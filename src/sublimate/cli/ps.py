@@ -1,13 +1,12 @@
 """`sublimate ps`: the servers of this machine, or one that is named.
 
-defines: ServerRow, row_of, ps
+defines: ServerRow, row_of, table_of, span, ps
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from datetime import timedelta
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,6 +15,8 @@ from rich.table import Table
 from ..errors import ExitCode, PeerError
 from .output import out
 from .peer import Peer, gauges, local_urls
+
+UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,29 +65,49 @@ def row_of(peer: Peer) -> ServerRow:
     )
 
 
-def ps(url: str, key: str, as_json: bool) -> ExitCode:
-    """Exit code PEER if a server that was named does not answer."""
-    if url:
-        rows = [row_of(Peer(url, key))]
-    else:
-        rows = _found(key)
+def table_of(rows: list[ServerRow]) -> Table:
+    """A line each, also where 80 columns are all there is: a long name of a model is cut."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("url", no_wrap=True)
+    table.add_column("model", overflow="ellipsis")  # the only one that gives way
+    for title in ("context", "run", "wait", "rows", "KV", "up"):
+        table.add_column(title, no_wrap=True, justify="right")
+    for row in rows:
+        counts = (row.running, row.waiting, row.step_rows)
+        table.add_row(
+            row.url,
+            row.model,
+            f"{row.context_tokens:,}",
+            *map(str, counts),
+            f"{row.kv_share:.0%}",
+            span(row.uptime_seconds),
+        )
+    return table
+
+
+def span(seconds: int) -> str:
+    """So long in the largest two units: 3d 4h."""
+    if seconds < 0:
+        raise ValueError("time does not go back")
+    words: list[str] = []
+    for name, length in UNITS:
+        count, seconds = divmod(seconds, length)
+        if count or words or name == "s":
+            words.append(f"{count}{name}")
+    return " ".join(words[:2])
+
+
+def ps(peer: Peer, url: str, as_json: bool) -> ExitCode:
+    """`peer`: the one that a URL names; without a URL, whose key those of this machine are asked
+    with. Exit code PEER if a server that was named does not answer."""
+    rows = [row_of(peer)] if url else _found(peer.key)
     if as_json:
         out.print_json(msgspec.json.encode(rows).decode())
         return ExitCode.OK
     if not rows:
         out.print("No server of this user runs here. Start one: sublimate serve")
         return ExitCode.OK
-    table = Table(box=None)
-    table.add_column("url", no_wrap=True)
-    for title in ("model", "context", "running", "waiting", "step rows", "KV", "up"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        if row.problem:
-            continue
-        up = str(timedelta(seconds=row.uptime_seconds))
-        counts = (row.running, row.waiting, row.step_rows)
-        share = f"{row.kv_share:.0%}"
-        table.add_row(row.url, row.model, f"{row.context_tokens:,}", *map(str, counts), share, up)
+    table = table_of([row for row in rows if not row.problem])
     if table.row_count:
         out.print(table)
     for row in rows:

@@ -17,11 +17,11 @@ import msgspec
 import typer
 
 from ..config import Effective, load_settings
-from ..control.run_record import SUFFIX, Process
+from ..control.run_record import SUFFIX, Process, ReloadEnd, record_of, reload_ends
 from ..errors import ConfigError, ExitCode, PeerError
 from ..guard.orphans import places_of
 from . import options as flags
-from .output import out, run_guarded
+from .output import note, out, run_guarded
 
 LOOK_SECONDS = 0.1
 EDGE = "sublimate.edge"
@@ -62,28 +62,53 @@ def _edges(process_id: int) -> set[int]:
     return found
 
 
+def _ends(edges: set[int]) -> list[ReloadEnd] | None:
+    """What the run of these has told of reloads; None: it keeps no record."""
+    for edge in edges:
+        if (record := record_of(edge)) is not None:
+            with contextlib.suppress(OSError):
+                return reload_ends(record)
+    return None
+
+
 def reload(effective: Effective, process_id: int, seconds: float) -> ExitCode:
-    """Raises PeerError if the server does not run, or has not replaced its edges in that time (its
-    log says why)."""
+    """Raises PeerError if the server does not run, does not reload, or takes longer."""
     process_id = process_id or running_server(effective)
     old = _edges(process_id)
     if not old:
         raise PeerError(f"Process {process_id} is no server of this user that is ready.")
+    before = _ends(old)
     try:
         os.kill(process_id, signal.SIGUSR2)
     except OSError as error:
         raise PeerError(f"Process {process_id}: {error.strerror}.") from None
     begun = time.monotonic()
-    while left := old & _edges(process_id):
+    while (end := _told(process_id, old, before)) is None:
         if time.monotonic() - begun > seconds:
+            left = len(old & _edges(process_id))
             raise PeerError(
-                f"{len(left)} of {len(old)} workers were not replaced in {seconds:.0f} s. What was "
+                f"{left} of {len(old)} workers were not replaced in {seconds:.0f} s. What was "
                 "served is served on; the server's log says why."
             )
         time.sleep(LOOK_SECONDS)
+    for text in end.reload_notes:
+        note(text)
+    if end.reload_failure:
+        raise PeerError(f"Not reloaded. {end.reload_failure} What was served is served on.")
     what = "1 worker was" if len(old) == 1 else f"{len(old)} workers were"
     out.print(f"{what} replaced in {time.monotonic() - begun:.1f} s.")
     return ExitCode.OK
+
+
+def _told(process_id: int, old: set[int], before: list[ReloadEnd] | None) -> ReloadEnd | None:
+    """How it went; None: it goes on. Without a record it is over when the edges are gone."""
+    now = _edges(process_id)
+    if not Path(f"/proc/{process_id}").exists():
+        raise PeerError(f"Process {process_id} has ended.")
+    if before is None:
+        return None if old & now else ReloadEnd(reload_failure="", reload_notes=[])
+    ends = _ends(now) or []
+    return ends[len(before)] if len(ends) > len(before) else None
 
 
 def reload_command(

@@ -16,6 +16,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from ..config import load_settings
 from . import options as flags
 from .output import errors, out, print_plain, run_guarded
 
@@ -27,6 +28,14 @@ rollout_app = typer.Typer(help="Move to this server, and back.", no_args_is_help
 def _end(code: int) -> None:
     if code:
         sys.exit(code)
+
+
+def _own_certificate(name: str) -> Path | None:
+    """What other commands trust of themselves, too: of a server of this user's own."""
+    from .peer import own_certificate_of
+
+    is_here = name in ("localhost", "::1") or name.startswith("127.")
+    return own_certificate_of(load_settings()) if is_here else None
 
 
 @rollout_app.command()
@@ -58,7 +67,13 @@ def scan(
 def quic(
     host: Annotated[str, typer.Argument(help="HOST, HOST:PORT or URL of the server.")],
     certificate: Annotated[
-        Path | None, typer.Option(help="PEM file to trust in place of the system's.")
+        Path | None,
+        typer.Option(
+            "--cacert",
+            "--certificate",
+            help="PEM file to trust in place of the system's; for this machine, else the one of "
+            "`serve --tls`.",
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Trust anyone.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 3.0,
@@ -73,7 +88,7 @@ def quic(
         found = check_quic(
             name,
             port,
-            certificate=certificate,
+            certificate=certificate or _own_certificate(name),
             insecure=insecure,
             timeout_seconds=timeout,
         )

@@ -23,6 +23,7 @@ from ..guard.orphans import Orphan
 from ..keys import read_keys
 
 WHOLE = 1.0
+TIME_FORMAT = "%H:%M:%S"
 
 
 class JsonReporter:
@@ -70,6 +71,10 @@ class JsonReporter:
 
     def reloaded(self, failure: str) -> None:
         self._say("reloaded", failure=failure)
+
+    def noted(self, text: str) -> None:
+        """Something that was passed over."""
+        self._say("noted", text=text)
 
     def draining(self, seconds: float) -> None:
         self._say("draining", seconds=seconds)
@@ -122,7 +127,7 @@ class ScreenReporter:
     def ready(self, url: str, engine: dict[str, Any], edge: dict[str, Any]) -> None:
         self._end_bar()
         if self._was_ready:
-            self._console.print(f"Ready again on {url}")
+            self._log(f"Ready again on {url}")
             return
         self._was_ready = True
         seconds = time.monotonic() - self._started_seconds
@@ -134,24 +139,30 @@ class ScreenReporter:
         self._console.print(curl_line(url, self._settings), soft_wrap=True)
 
     def lost(self, who: str, why: str, restart_seconds: float) -> None:
-        self._console.print(f"The {who} ended ({why}); it starts again in {restart_seconds:.1f} s.")
+        self._log(f"The {who} ended ({why}); it starts again in {restart_seconds:.1f} s.")
 
     def unavailable(self, url: str, reason: str, message: str) -> None:
         self._end_bar()
-        self._console.print(f"Every request to {url} gets 503 {reason}: {message}", soft_wrap=True)
+        self._log(f"Every request to {url} gets 503 {reason}: {message}")
 
     def reloaded(self, failure: str) -> None:
-        self._console.print(f"Not reloaded. {failure}" if failure else "Reloaded.")
+        self._log(f"Not reloaded. {failure}" if failure else "Reloaded.")
+
+    def noted(self, text: str) -> None:
+        """Something that was passed over."""
+        self._log(text)
 
     def draining(self, seconds: float) -> None:
         self._end_bar()
-        self._console.print(
-            f"Draining: streams have {seconds:.0f} s to finish. Ctrl-C again ends at once."
-        )
+        self._log(f"Draining: streams have {seconds:.0f} s to finish. Ctrl-C again ends at once.")
 
     def stopped(self) -> None:
         self._end_bar()
-        self._console.print("Stopped.")
+        self._log("Stopped.")
+
+    def _log(self, text: str) -> None:
+        """With the time, as the edge's own lines have it."""
+        self._console.print(f"{time.strftime(TIME_FORMAT)} {text}", soft_wrap=True, markup=False)
 
 
 def start_screen(
@@ -204,6 +215,11 @@ def _lines(
         lines.append(("its SHA-256", edge["certificate_sha256"]))
     if "grpc" in edge:
         lines.append(("gRPC", edge["grpc"]))
+    if settings.server.workers > 1:
+        count = settings.server.workers
+        lines.append(("workers", f"{count} engines, {count} edges"))
+    if settings.edge.fallback:
+        lines.append(("fallback", _without_secret(settings.edge.fallback)))
     if count := _keys(settings):
         lines.append(("API keys", str(count)))
     return lines
@@ -211,6 +227,13 @@ def _lines(
 
 def _adapter(info: dict[str, Any]) -> str:
     return f"{info['name']} (rank {info['rank']}, {format_size(info['bytes'])})"
+
+
+def _without_secret(url: str) -> str:
+    """As it was given, but for a user with a password."""
+    scheme, _, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}" if scheme else url
 
 
 def _keys(settings: Settings) -> int:

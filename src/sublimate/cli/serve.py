@@ -1,6 +1,6 @@
 """`sublimate serve`: fetch the model if needed, bind, supervise.
 
-defines: check_header, serve
+defines: check_header, passed_over, serve
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from ..config import Effective, Settings, cache_folder, data_folder, keys_path
 from ..control.run_record import RunRecord
 from ..edge.tls import server_context
+from ..engine.loader import check_kv_memory
 from ..engine.script import read_script
 from ..errors import ConfigError, ExitCode
 from ..guard.orphans import by_kind, look, places_of
@@ -45,6 +46,10 @@ from .screen import JsonReporter, ScreenReporter
 
 if TYPE_CHECKING:
     from ..probe.nvml import NvmlAnswer
+
+
+READ_AGAIN = ("api_key_file",)
+"""Settings of the supervisor's section that a reload takes."""
 
 
 def check_header(path: str) -> None:
@@ -156,8 +161,14 @@ def _bound(settings: Settings, stack: contextlib.ExitStack) -> Listeners:
     return Listeners(tuple(WorkerSockets(*socks) for socks in each), grpc_address)
 
 
-def _launch(settings: Settings, file: ModelFile, edge_module: str) -> Launch:
-    check_header(str(file.path))
+def _launch(settings: Settings, file: ModelFile, edge_module: str, *, stays: bool) -> Launch:
+    """stays: a file that is no model is for engine and edge to find, which say so to every request.
+    Raises SublimateError."""
+    if not settings.engine.script:
+        workers = settings.server.workers
+        check_kv_memory(settings.engine.kv_memory, workers, file.size_bytes)
+    if not stays:
+        check_header(str(file.path))
     return Launch(
         settings=settings,
         model_path=str(file.path),
@@ -167,6 +178,19 @@ def _launch(settings: Settings, file: ModelFile, edge_module: str) -> Launch:
     )
 
 
+def passed_over(before: Settings, now: Settings) -> list[str]:
+    """A sentence of the settings that a reload does not take, if there are any."""
+    names = [name for name in msgspec.structs.asdict(now.server) if name not in READ_AGAIN]
+    changed = [
+        f"{name} = {getattr(now.server, name)!r} (in force: {getattr(before.server, name)!r})"
+        for name in names
+        if getattr(now.server, name) != getattr(before.server, name)
+    ]
+    if not changed:
+        return []
+    return [f"Only a restart takes {', '.join(changed)}."]
+
+
 def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -> ExitCode:
     """Runs until a signal. `reread`: the settings as they are when somebody reloads. Raises
     SublimateError."""
@@ -174,6 +198,8 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
     settings = effective.settings
     if settings.engine.script:
         read_script(settings.engine.script)
+    else:
+        check_kv_memory(settings.engine.kv_memory, settings.server.workers)
     settings = _found(settings)
     reporter_class = JsonReporter if settings.log.log_format == "json" else ScreenReporter
     reporter = reporter_class(settings, settings.model, started_seconds)
@@ -184,13 +210,13 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
         listeners = _bound(settings, stack)
         _check_fallback(settings, listeners)
 
-        def launch(settings: Settings, edge_module: str) -> Launch:
+        def launch(settings: Settings, edge_module: str, *, stays: bool = False) -> Launch:
             file = fetch(settings.model, cache_folder(settings), reporter.fetching)
             reporter.model_name = file.name
-            return _launch(settings, file, edge_module)
+            return _launch(settings, file, edge_module, stays=stays)
 
         edge_module = EDGE_MODULE
-        first = launch(settings, edge_module)
+        first = launch(settings, edge_module, stays=settings.server.stay)
         if settings.server.legacy_layer:
             from ..legacy import layer
 
@@ -199,11 +225,22 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
             edge_module = layer.EDGE_MODULE
             first = msgspec.structs.replace(first, edge_module=edge_module)
 
+        notes: list[str] = []
+
         def relaunch() -> Launch:
             now = _found((reread() if reread is not None else effective).settings)
+            notes[:] = passed_over(settings, now)
+            for text in notes:
+                reporter.noted(text)
             # Where it listens, and how many there are, is settled while it runs.
             now = msgspec.structs.replace(now, server=settings.server)
             _check_fallback(now, listeners)
             return launch(now, edge_module)
 
-        return Supervisor(first, listeners, NotifyingReporter(reporter), relaunch).run()
+        def reload_ended(failure: str) -> None:
+            if record is not None:
+                record.tell_reload(failure, notes)
+            notes.clear()
+
+        watcher = NotifyingReporter(reporter, reload_ended)
+        return Supervisor(first, listeners, watcher, relaunch).run()

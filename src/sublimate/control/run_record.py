@@ -6,7 +6,10 @@ and the moment it started, so that a number that was given to another process si
 
     {"name":"sublimate","process_id":71,"start_ticks":9128,"boot":"...","namespace":"pid:[...]"}
 
-defines: Process, StaleRun, RunRecord, join_run, stale_runs, this_process, orphans_told
+The supervisor's own lines beside these: what an earlier run had left, and how each reload went.
+
+defines: Process, ReloadEnd, StaleRun, RunRecord, this_process, join_run, orphans_told, record_of,
+         reload_ends, stale_runs
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -58,11 +61,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     def is_of(self, record: Path) -> bool:
         """Whether it was started by the run with this record: its environment names it, which a
         record alone, whoever wrote it, cannot bring about."""
-        prefix = f"{RUN_VARIABLE}=".encode()
         try:
-            variables = Path(f"/proc/{self.process_id}/environ").read_bytes().split(b"\0")
-            named = [each[len(prefix) :] for each in variables if each.startswith(prefix)]
-            return any(os.path.samefile(os.fsdecode(path), record) for path in named)
+            named = record_of(self.process_id)
+            return named is not None and os.path.samefile(named, record)
         except OSError:
             return False
 
@@ -72,6 +73,15 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
     cleaned: dict[str, int]
     left: dict[str, int]
+
+
+class ReloadEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the supervisor's: how `sublimate reload` went."""
+
+    reload_failure: str
+    """Empty: all were replaced."""
+    reload_notes: list[str]
+    """What of the settings was passed over."""
 
 
 class StaleRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +116,11 @@ class RunRecord:
             raise
         os.environ[RUN_VARIABLE] = str(self.path)
         join_run()
+
+    def tell_reload(self, failure: str, notes: Sequence[str]) -> None:
+        """For who waits for it."""
+        end = ReloadEnd(reload_failure=failure, reload_notes=list(notes))
+        os.write(self._descriptor, msgspec.json.encode(end) + b"\n")
 
     def tell(self, cleaned: dict[str, int], left: dict[str, int]) -> None:
         """Things by kind that an earlier run had left, for those of this run to show."""
@@ -160,6 +175,25 @@ def orphans_told() -> tuple[dict[str, int], dict[str, int]]:
             told = msgspec.json.decode(line, type=_Found)
             return told.cleaned, told.left
     return {}, {}
+
+
+def record_of(process_id: int) -> Path | None:
+    """Of the run that started a process, by its environment; None: it tells none."""
+    prefix = f"{RUN_VARIABLE}=".encode()
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0"):
+            if each.startswith(prefix):
+                return Path(os.fsdecode(each[len(prefix) :]))
+    return None
+
+
+def reload_ends(record: Path) -> list[ReloadEnd]:
+    """Of a run, the last one last. Raises OSError."""
+    found: list[ReloadEnd] = []
+    for line in record.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found.append(msgspec.json.decode(line, type=ReloadEnd))
+    return found
 
 
 def stale_runs(folder: Path) -> Iterator[StaleRun]:

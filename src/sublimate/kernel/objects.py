@@ -1,7 +1,7 @@
 """What of ours is loaded in this machine's kernel, whichever server loaded it: for who looks at it
 from outside. Needs CAP_SYS_ADMIN, as everything does that looks at other processes' programs.
 
-defines: Program, Map, Loaded, find
+defines: Program, Map, Loaded, find, holders
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,10 @@ from .steering import ADDRESS_BYTES, CONNECTION_ID_BYTES, NUMBER, STEERED
 from .steering import COUNTERS as DECIDED
 
 PREFIX = "sublimate_"
-FDINFO = Path("/proc/self/fdinfo")
+PROC = Path("/proc")
+FDINFO = PROC / "self/fdinfo"
+MAP_LINK = "anon_inode:bpf-map"
+MAP_ID = re.compile(r"(?m)^map_id:\s*(\d+)$")
 REMEMBERING = {
     "connections": (KEY_BYTES, LAST_USE.size),
     "digests": (KEY_BYTES, VALUE.size),
@@ -88,6 +91,37 @@ def find(clear: bool = False) -> list[Loaded]:
         opened.callback(_close, maps)
         groups = sorted({group for _, _, _, group in programs})
         return [_loaded(group, programs, maps, clear) for group in groups]
+
+
+def holders(found: list[Loaded]) -> dict[int, int]:
+    """Id of a group -> the process that holds its maps: of a server's the one that started the
+    others. Without those that nobody holds, as behind a pin."""
+    groups = {one.id: each.id for each in found for one in each.maps}
+    held: dict[int, set[int]] = {}
+    for folder in PROC.glob("[0-9]*"):
+        for number in _maps_of(folder):
+            if (group := groups.get(number)) is not None:
+                held.setdefault(group, set()).add(int(folder.name))
+    return {group: min(_eldest(processes)) for group, processes in held.items()}
+
+
+def _maps_of(process: Path) -> Iterator[int]:
+    """Ids of the maps that a process holds."""
+    with suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(link) == MAP_LINK:
+                    told = (process / "fdinfo" / link.name).read_text()
+                    yield from map(int, MAP_ID.findall(told))
+
+
+def _eldest(processes: set[int]) -> set[int]:
+    """Those that none of the others has started."""
+    with suppress(OSError):
+        stats = {each: (PROC / str(each) / "stat").read_text() for each in processes}
+        parents = {each: int(stat.rpartition(")")[2].split()[1]) for each, stat in stats.items()}
+        return {each for each in processes if parents[each] not in processes} or processes
+    return processes
 
 
 _Object = tuple[int, int, str, int]

@@ -80,8 +80,9 @@ class TemplateReport(msgspec.Struct, frozen=True):
     tool_format: str
 
     def __str__(self) -> str:
+        origin = self.origin if self.origin == "model" else "none in the model's file, built-in"
         return (
-            f"{self.origin} {self.digest[:12]}, system turns {self.system_turns}, "
+            f"{origin} {self.digest[:12]}, system turns {self.system_turns}, "
             f"tools by {self.tools} ({self.tool_format})"
         )
 

@@ -28,7 +28,7 @@ DEFAULT_PORT = 8443
 TICKET_SECONDS = 1.0
 DATAGRAM_BYTES_MAX = 65536
 MS_PER_S = 1e3
-TRUST = "A certificate that the system does not trust is named by --certificate FILE."
+TRUST = "A certificate that the system does not trust is named by --cacert FILE."
 VERSIONS = {0x00000001: "1 (RFC 9000)", 0x6B3343CF: "2 (RFC 9369)"}
 
 
@@ -106,7 +106,7 @@ def check_quic(
     if timeout_seconds <= 0:
         raise ConfigError("--timeout: more than 0 s.")
     if certificate is not None and not certificate.is_file():
-        raise ConfigError(f"--certificate {certificate}: there is no such file.")
+        raise ConfigError(f"--cacert {certificate}: there is no such file.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         importlib.import_module("aioquic.asyncio")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from .reporter import Reporter
@@ -37,8 +38,10 @@ class NotifyingReporter:
     Ready is also who stays to answer 503 with the reason: it does what it was started for.
     """
 
-    def __init__(self, inner: Reporter) -> None:
+    def __init__(self, inner: Reporter, reload_ended: Callable[[str], None] | None = None) -> None:
+        """reload_ended: also told how each reload went."""
         self._inner = inner
+        self._reload_ended = reload_ended
 
     def loading(self, fraction: float) -> None:
         self._inner.loading(fraction)
@@ -57,6 +60,8 @@ class NotifyingReporter:
 
     def reloaded(self, failure: str) -> None:
         self._inner.reloaded(failure)
+        if self._reload_ended is not None:
+            self._reload_ended(failure)
         notify(f"STATUS=Not reloaded: {failure}" if failure else "STATUS=Reloaded")
 
     def draining(self, seconds: float) -> None:

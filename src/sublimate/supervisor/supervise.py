@@ -131,7 +131,11 @@ class Supervisor:
         """A second one, while one runs, is no other wish. Before the first ready there is nothing
         to replace."""
         fleet = self._fleet
-        if self._rolling is not None or fleet.is_ending or not fleet.was_ready:
+        if self._rolling is not None:
+            return
+        if fleet.is_ending or not fleet.was_ready:
+            why = "is ending" if fleet.is_ending else "serves nothing yet"
+            self._reporter.reloaded(f"The server {why}.")
             return
         try:
             launch = self._relaunch() if self._relaunch is not None else fleet.launch

@@ -62,7 +62,7 @@ def prepared(url: str, folder: Path, *words: str) -> tuple[list[str], dict[str, 
     home = folder / "home"
     home.mkdir(exist_ok=True)
     variables = {
-        **environment(url, "", Peer(url).model()),
+        **environment(Peer(url), Peer(url).model()),
         "HOME": str(home),
         "PATH": os.environ["PATH"],
     }
