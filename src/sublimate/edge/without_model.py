@@ -38,7 +38,7 @@ class EdgeWithoutModel(EdgeServer):
     """Answers every request with what is wrong (503), or lets the fallback answer it."""
 
     def __init__(self, settings: EdgeSettings, *given: Any) -> None:
-        """As EdgeServer, with a stand-in. No alias is looked up: it may be of a name in the file."""
+        """As EdgeServer, with a stand-in. Aliases are left out: one may name what the file does."""
         super().__init__(msgspec.structs.replace(settings, aliases=()), *given)
         self.engines.lost(0, REASON, FINDING)
 
