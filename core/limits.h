@@ -76,6 +76,12 @@ constexpr int32_t CALL_DEPTH_MAX = 48; // of a call's JSON: less than a client m
 // ---- files ----------------------------------------------------------------------------------
 constexpr int64_t GGUF_TENSORS_MAX = 65536;
 constexpr int64_t GGUF_KEYS_MAX = 65536;
+constexpr int64_t GGUF_PARTS_MAX = 1024; // files of one model
+// Of all values together: twice what the largest vocabularies take. Nobody reads the last.
+constexpr int64_t GGUF_METADATA_BYTES_MAX = 32 << 20;
+constexpr int64_t GGUF_ELEMENTS_MAX = 1 << 21;
+constexpr int64_t GGUF_STRING_BYTES_MAX = 4 << 20;
+constexpr int64_t GGUF_UNREAD_BYTES_MAX = 64 << 20; // tokenizer.huggingface.json
 constexpr int32_t GGUF_DIMENSIONS_MAX = 4;
 constexpr int64_t GGUF_KEY_BYTES_MAX = 65535;      // of the format's specification
 constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64; // likewise

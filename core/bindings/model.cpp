@@ -1,6 +1,6 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, join_gguf, source_from, load, logits, choice_info,
+// defines: value_object, open_gguf, join_gguf, plan_info, source_from, load, logits, choice_info,
 // adapter_infos, model_info, probe, bind_gguf, bind_model
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -63,9 +64,9 @@ nb::object value_object(const GgufValue& value) {
     return value.is_array ? nb::object(list) : nb::object(list[0]);
 }
 
-Gguf open_gguf(const std::string& path) {
+Gguf open_gguf(const std::string& path, bool any_type) {
     Gguf file;
-    raise_if_error(Gguf::open(path, &file));
+    raise_if_error(Gguf::open(path, &file, any_type ? TensorTypes::any : TensorTypes::supported));
     return file;
 }
 
@@ -86,9 +87,28 @@ Gguf join_gguf(const nb::bytes& header, const Files& files) {
 
 nb::dict gguf_metadata(const Gguf& file) {
     nb::dict result;
-    for (const GgufValue& value : file.values())
-        result[text_object(value.key)] = value_object(value);
+    for (const GgufValue& value : file.values()) // that one is larger than all others together
+        if (value.key != "tokenizer.huggingface.json")
+            result[text_object(value.key)] = value_object(value);
     return result;
+}
+
+nb::dict config_info(const ModelConfig& config) {
+    nb::dict info;
+    info["architecture"] = config.architecture->name;
+    info["parameters"] = config.parameters;
+    info["layers"] = config.layers;
+    info["hidden"] = config.hidden;
+    info["feed_forward"] = config.feed_forward;
+    info["heads"] = config.heads;
+    info["kv_heads"] = config.kv_heads;
+    info["head_dim"] = config.head_dim;
+    info["window"] = config.window;
+    info["vocabulary"] = config.vocabulary;
+    info["context_length"] = config.context_length;
+    info["trained_context_length"] = config.trained_context_length;
+    info["rope_scaling"] = rope_scaling_name(config.rope.scaling);
+    return info;
 }
 
 nb::list gguf_tensors(const Gguf& file) {
@@ -103,13 +123,41 @@ nb::list gguf_tensors(const Gguf& file) {
     return result;
 }
 
+// What a model is, and what it would take if it was loaded with these settings.
+nb::dict plan_info(const Gguf& file, bool exact, int32_t context_length,
+                   const std::string& rope_scaling, double rope_factor) {
+    ModelPlan plan;
+    raise_if_error(plan_model(file, {context_length, rope_scaling, rope_factor}, exact, &plan));
+    nb::dict info = config_info(plan.config);
+    info["weight_bytes"] = plan.weight_bytes;
+    info["kv_bytes_per_token"] = plan.kv_page_bytes / limits::PAGE_TOKENS;
+    return info;
+}
+
+// Names of the types of its tensors that nothing here computes with.
+nb::list unsupported_types(const Gguf& file) {
+    std::set<std::string> names;
+    for (const GgufTensor& tensor : file.tensors())
+        if (!is_supported(tensor.type)) names.insert(tensor_type_name(tensor.type));
+    nb::list result;
+    for (const std::string& name : names) result.append(name);
+    return result;
+}
+
 void bind_gguf(nb::module_& m) {
     nb::class_<Gguf>(m, "Gguf")
         .def(
             "__init__",
-            [](Gguf* self, const std::string& path) { new (self) Gguf(open_gguf(path)); }, "path"_a)
+            [](Gguf* self, const std::string& path, bool any_type) {
+                new (self) Gguf(open_gguf(path, any_type));
+            },
+            "path"_a, nb::kw_only(), "any_type"_a = false)
         .def_static("join", &join_gguf, "header"_a, "files"_a)
+        .def("plan", &plan_info, nb::kw_only(), "exact"_a = false, "context_length"_a = 0,
+             "rope_scaling"_a = "", "rope_factor"_a = 0.0)
         .def_prop_ro("version", &Gguf::version)
+        .def_prop_ro("parts", &Gguf::part_count)
+        .def_prop_ro("unsupported_types", &unsupported_types)
         .def_prop_ro("file_bytes", &Gguf::file_bytes)
         .def_prop_ro("metadata", &gguf_metadata)
         .def_prop_ro("tensors", &gguf_tensors);
@@ -229,19 +277,8 @@ nb::list adapter_infos(const Adapters& adapters) {
 nb::dict model_info(const LoadedModel& model) {
     const ModelConfig& config = model.config;
     const cpu::KvArena& kv = model.model->kv();
-    nb::dict info;
-    info["architecture"] = config.architecture->name;
-    info["parameters"] = config.parameters;
+    nb::dict info = config_info(config);
     info["weight_bytes"] = model.weights.bytes;
-    info["layers"] = config.layers;
-    info["hidden"] = config.hidden;
-    info["heads"] = config.heads;
-    info["kv_heads"] = config.kv_heads;
-    info["head_dim"] = config.head_dim;
-    info["vocabulary"] = config.vocabulary;
-    info["context_length"] = config.context_length;
-    info["trained_context_length"] = config.trained_context_length;
-    info["rope_scaling"] = rope_scaling_name(config.rope.scaling);
     info["exact"] = model.exact;
     info["isa"] = model.model->ops().name;
     info["threads"] = model.pool->size();

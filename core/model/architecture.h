@@ -39,6 +39,7 @@ struct Architecture {
     int32_t full_attention_every = 0;
     // Rotation base of the layers with a window; 0: that of the others.
     double window_rotation_base = 0.0;
+    double norm_epsilon = 0.0; // of files that do not tell it; 0: they have to
 };
 
 // Papers and model cards: llama arXiv 2302.13971 and 2407.21783, mistral 2310.06825, qwen2
@@ -68,7 +69,8 @@ constexpr Architecture ARCHITECTURES[] = {
      .activation = Activation::gelu,
      .embedding_times_root = true,
      .has_soft_caps = true,
-     .full_attention_every = 2},
+     .full_attention_every = 2,
+     .norm_epsilon = 1e-6},
     {.name = "gemma3",
      .models = "Gemma 3",
      .rotates_halves = true,
@@ -77,7 +79,8 @@ constexpr Architecture ARCHITECTURES[] = {
      .activation = Activation::gelu,
      .embedding_times_root = true,
      .full_attention_every = 6,
-     .window_rotation_base = 10000.0},
+     .window_rotation_base = 10000.0,
+     .norm_epsilon = 1e-6},
     {.name = "phi3", .models = "Phi 3 and 4", .rotates_halves = true, .fused_tensors = true},
 };
 

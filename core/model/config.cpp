@@ -13,14 +13,15 @@ namespace {
 constexpr double ROPE_FACTOR_MAX = 1024.0;
 constexpr const char* LONG_FACTORS = "rope_factors_long.weight";
 constexpr const char* SHORT_FACTORS = "rope_factors_short.weight";
+constexpr const char* LLAMA3_FACTORS = "rope_freqs.weight";
 constexpr int32_t HEAD_DIM_MULTIPLE = 16;
 constexpr float FACTOR_MAX = 1e6f;
 
-// Keys of a file that begin with the name of its architecture.
+// Keys of a file that begin with the name of its architecture, as the file spells it.
 class Keys {
 public:
-    Keys(const Gguf& file, const Architecture& architecture)
-        : file(file), prefix_(std::string(architecture.name) + ".") {}
+    Keys(const Gguf& file, std::string_view architecture)
+        : file(file), prefix_(std::string(architecture) + ".") {}
 
     std::string named(const char* name) const { return prefix_ + name; }
     bool has(const char* name) const { return file.find(named(name)) != nullptr; }
@@ -78,8 +79,8 @@ Status read_sizes(const Keys& keys, ModelConfig* config) {
                              " is not supported (multiples of 16 up to " +
                              std::to_string(HEAD_DIM_MAX) + " are)");
     const char* epsilon_key = "attention.layer_norm_rms_epsilon";
-    if (!keys.has(epsilon_key)) return keys.missing(epsilon_key);
-    double epsilon = 0.0;
+    double epsilon = config->architecture->norm_epsilon;
+    if (!keys.has(epsilon_key) && epsilon == 0.0) return keys.missing(epsilon_key);
     RETURN_IF_ERROR(keys.number(epsilon_key, &epsilon));
     if (epsilon < 0.0 || epsilon > 1.0)
         return Status::error("key '" + keys.named(epsilon_key) + "' is out of range");
@@ -90,15 +91,39 @@ Status read_sizes(const Keys& keys, ModelConfig* config) {
     return Status::success();
 }
 
+// How positions are stretched: none, linear, yarn or longrope, whatever the file calls it. Llama
+// 3's way is no word but a tensor.
+Status read_scaling(const Keys& keys, std::string_view* scaling) {
+    *scaling = "none";
+    RETURN_IF_ERROR(keys.file.string(keys.named("rope.scaling.type"), scaling));
+    if (scaling->empty() || *scaling == "default") *scaling = "none";
+    if (*scaling == "su") *scaling = "longrope"; // its name before the paper
+    const bool by_tensor = *scaling == "llama3" || *scaling == "longrope";
+    if (by_tensor && keys.file.tensor(LONG_FACTORS) == nullptr &&
+        keys.file.tensor(LLAMA3_FACTORS) == nullptr)
+        return Status::error("rope scaling " + printable(*scaling) +
+                             " needs a tensor of factors, which the file does not have");
+    if (*scaling == "llama3") *scaling = "none";
+    if (*scaling != "none" && *scaling != "linear" && *scaling != "yarn" && *scaling != "longrope")
+        return Status::error("rope scaling " + printable(*scaling) +
+                             " is not supported (none, linear, yarn, longrope and Llama 3's are)");
+    double extrapolated = 1.0; // of yarn; below zero: as usual, which is all
+    RETURN_IF_ERROR(keys.number("rope.scaling.yarn_ext_factor", &extrapolated));
+    if (extrapolated < 0.0 || extrapolated == 1.0 || *scaling != "yarn") return Status::success();
+    return Status::error("yarn with the key '" + keys.named("rope.scaling.yarn_ext_factor") +
+                         "' other than 1 is not supported");
+}
+
 Status read_rope(const Keys& keys, ModelConfig* config) {
     RopeConfig& rope = config->rope;
     rope.dimension = config->head_dim;
     RETURN_IF_ERROR(keys.optional("rope.dimension_count", 1, config->head_dim, &rope.dimension));
     if (rope.dimension % 2 != 0) return Status::error("the rope dimension is odd");
+    RETURN_IF_ERROR(keys.number("rope.global.freq_base", &rope.base)); // some call it so
     RETURN_IF_ERROR(keys.number("rope.freq_base", &rope.base));
     if (!(rope.base > 1.0)) return Status::error("the rope base must be above 1");
-    std::string_view scaling = "none";
-    RETURN_IF_ERROR(keys.file.string(keys.named("rope.scaling.type"), &scaling));
+    std::string_view scaling;
+    RETURN_IF_ERROR(read_scaling(keys, &scaling));
     RETURN_IF_ERROR(keys.number("rope.scaling.factor", &rope.factor));
     double old_linear_factor = 1.0; // the key that older files have in place of scaling.type
     RETURN_IF_ERROR(keys.number("rope.scale_linear", &old_linear_factor));
@@ -106,12 +131,9 @@ Status read_rope(const Keys& keys, ModelConfig* config) {
         rope.scaling = RopeScaling::linear;
     } else if (scaling == "yarn") {
         rope.scaling = RopeScaling::yarn;
-    } else if (scaling != "none" && scaling != "longrope") {
-        return Status::error("rope scaling '" + std::string(scaling) +
-                             "' is not supported (none, linear, yarn, longrope and Llama 3's are)");
     } else if (keys.file.tensor(LONG_FACTORS) != nullptr) {
         rope.scaling = RopeScaling::longrope;
-    } else if (keys.file.tensor("rope_freqs.weight") != nullptr) {
+    } else if (keys.file.tensor(LLAMA3_FACTORS) != nullptr) {
         rope.scaling = RopeScaling::llama3;
     } else if (old_linear_factor != 1.0) {
         rope.scaling = RopeScaling::linear;
@@ -126,6 +148,7 @@ Status read_rope(const Keys& keys, ModelConfig* config) {
     RETURN_IF_ERROR(keys.optional("rope.scaling.original_context_length", 1, INT32_MAX, &original));
     rope.original_context = original;
     RETURN_IF_ERROR(keys.number("rope.scaling.attn_factor", &rope.attention_factor));
+    RETURN_IF_ERROR(keys.number("rope.scaling.yarn_attn_factor", &rope.attention_factor));
     RETURN_IF_ERROR(keys.number("rope.scaling.yarn_beta_fast", &rope.beta_fast));
     RETURN_IF_ERROR(keys.number("rope.scaling.yarn_beta_slow", &rope.beta_slow));
     if (!(rope.attention_factor > 0.0) || !(rope.beta_slow > 0.0) ||
@@ -224,9 +247,32 @@ Status read_layout(const Gguf& file, ModelConfig* config) {
     return Status::success();
 }
 
+// Where a file says which layers have the window, it has to be those of the architecture: by the
+// period of the layers without, or by one flag for each layer.
+Status check_window_pattern(const Keys& keys, const ModelConfig& config) {
+    const std::string key = keys.named("attention.sliding_window_pattern");
+    const GgufValue* value = keys.file.find(key);
+    if (value == nullptr || config.window == 0) return Status::success();
+    bool agrees = true;
+    if (value->is_array && value->type == ValueType::boolean) {
+        agrees = value->count >= static_cast<uint64_t>(config.layers);
+        for (int32_t i = 0; agrees && i < config.layers; i++)
+            agrees =
+                (value->payload[static_cast<size_t>(i)] != std::byte{0}) == config.has_window(i);
+    } else {
+        int64_t every = 0;
+        RETURN_IF_ERROR(keys.file.integer(key, 0, INT32_MAX, &every));
+        agrees = every == config.full_attention_every;
+    }
+    if (agrees) return Status::success();
+    return Status::error("key '" + key + "' names other layers than a " +
+                         config.architecture->name + " model has with a window");
+}
+
 // Layers with a window have a rope of their own where the architecture says so: without scaling.
 Status read_window(const Keys& keys, ModelConfig* config) {
     RETURN_IF_ERROR(keys.optional("attention.sliding_window", 0, INT32_MAX, &config->window));
+    RETURN_IF_ERROR(check_window_pattern(keys, *config));
     // All see everything; but what rotates otherwise in layers with a window still does.
     if (config->window >= config->context_length &&
         config->architecture->window_rotation_base == 0.0)
@@ -236,8 +282,23 @@ Status read_window(const Keys& keys, ModelConfig* config) {
     config->window_rope = {};
     config->window_rope.dimension = config->rope.dimension;
     config->window_rope.base = config->architecture->window_rotation_base;
-    RETURN_IF_ERROR(keys.number("rope.freq_base_swa", &config->window_rope.base));
+    for (const char* name : {"rope.local.freq_base", "rope.freq_base_swa"})
+        RETURN_IF_ERROR(keys.number(name, &config->window_rope.base));
     if (!(config->window_rope.base > 1.0)) return Status::error("the rope base must be above 1");
+    return Status::success();
+}
+
+// What else than a model a file may be.
+Status check_kind(const Gguf& file) {
+    std::string_view kind = "model";
+    RETURN_IF_ERROR(file.string("general.type", &kind));
+    if (kind == "adapter")
+        return Status::error("it is an adapter (LoRA), which needs the model that it changes");
+    if (kind == "mmproj")
+        return Status::error("it is the part of a model that sees images; name the file of the "
+                             "part that writes text");
+    if (kind == "imatrix")
+        return Status::error("it says what weights matter to a quantiser, and has none itself");
     return Status::success();
 }
 
@@ -279,29 +340,17 @@ const char* rope_scaling_name(RopeScaling scaling) {
     return "unknown";
 }
 
-const Architecture* find_architecture(std::string_view name) {
-    for (const Architecture& architecture : ARCHITECTURES)
-        if (name == architecture.name) return &architecture;
-    return nullptr;
-}
-
-std::string supported_architectures() {
-    std::string all;
-    for (const Architecture& architecture : ARCHITECTURES)
-        all += (all.empty() ? "" : ", ") + std::string(architecture.name) + " (" +
-               architecture.models + ")";
-    return all;
-}
-
 Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConfig* config) {
     std::string_view architecture;
+    RETURN_IF_ERROR(check_kind(file));
     RETURN_IF_ERROR(file.string("general.architecture", &architecture));
+    if (architecture.empty()) return Status::error("the file has no key 'general.architecture'");
     ModelConfig fresh;
     fresh.architecture = find_architecture(architecture);
     if (fresh.architecture == nullptr)
-        return Status::error("architecture '" + std::string(architecture) +
-                             "' is not supported; supported are " + supported_architectures());
-    const Keys keys(file, *fresh.architecture);
+        return Status::error("architecture " + printable(architecture) +
+                             " is not supported; supported are " + supported_architectures());
+    const Keys keys(file, architecture);
     RETURN_IF_ERROR(read_layout(file, &fresh));
     RETURN_IF_ERROR(read_sizes(keys, &fresh));
     RETURN_IF_ERROR(keys.required("context_length", INT32_MAX, &fresh.trained_context_length));
@@ -369,7 +418,7 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
         for (double& frequency : frequencies) frequency /= rope.factor;
     if (rope.scaling == RopeScaling::yarn) apply_yarn(rope, &frequencies, &table->magnitude);
     if (rope.scaling == RopeScaling::llama3)
-        RETURN_IF_ERROR(divide(file, "rope_freqs.weight", &frequencies));
+        RETURN_IF_ERROR(divide(file, LLAMA3_FACTORS, &frequencies));
     if (rope.scaling == RopeScaling::longrope) {
         const char* factors = rope.is_long ? LONG_FACTORS : SHORT_FACTORS;
         RETURN_IF_ERROR(divide(file, factors, &frequencies));

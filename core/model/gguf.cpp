@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace sublimate {
 
@@ -70,7 +71,15 @@ const char* tensor_type_name(TensorType type) {
     case TensorType::bf16:
         return "BF16";
     }
-    return "unknown";
+    const OtherType* other = find_other_type(static_cast<uint32_t>(type));
+    return other == nullptr ? "unknown" : other->name;
+}
+
+std::string printable(std::string_view name) {
+    constexpr size_t SHOWN_MAX = limits::GGUF_TENSOR_NAME_BYTES_MAX;
+    std::string text;
+    for (char c : name.substr(0, SHOWN_MAX)) text += c >= ' ' && c <= '~' ? c : '?';
+    return "'" + text + (name.size() > SHOWN_MAX ? "...'" : "'");
 }
 
 uint64_t gguf_element_bytes(ValueType type) {
@@ -177,6 +186,17 @@ const GgufValue* Gguf::find(std::string_view key) const {
     return &values_[*found];
 }
 
+std::string_view Gguf::index_tensors() {
+    auto& index = tensors_by_name_;
+    index.resize(tensors_.size());
+    std::iota(index.begin(), index.end(), uint32_t{0});
+    std::sort(index.begin(), index.end(),
+              [&](uint32_t a, uint32_t b) { return tensors_[a].name < tensors_[b].name; });
+    for (size_t i = 1; i < index.size(); i++)
+        if (tensors_[index[i - 1]].name == tensors_[index[i]].name) return tensors_[index[i]].name;
+    return {};
+}
+
 const GgufTensor* Gguf::tensor(std::string_view name) const {
     auto found = std::lower_bound(
         tensors_by_name_.begin(), tensors_by_name_.end(), name,
@@ -195,12 +215,37 @@ Status wrong_type(const GgufValue& value, const char* wanted) {
 
 } // namespace
 
+// The one of a value, or of an array of equal ones.
+Status Gguf::one_element(const GgufValue& value, const char* wanted,
+                         const std::byte** element) const {
+    const uint64_t size = gguf_element_bytes(value.type);
+    if (size == 0 || value.count == 0) return wrong_type(value, wanted);
+    *element = value.payload.data();
+    for (uint64_t i = 1; i < value.count; i++)
+        if (std::memcmp(*element, *element + i * size, size) != 0)
+            return Status::error("key '" + std::string(value.key) + "' (at byte " +
+                                 std::to_string(value.offset) +
+                                 ") is an array of different values, which is not supported");
+    return Status::success();
+}
+
 Status Gguf::integer(std::string_view key, int64_t minimum, int64_t maximum,
                      int64_t* result) const {
     const GgufValue* value = find(key);
     if (value == nullptr) return Status::success();
-    if (value->is_array || !gguf_is_integer(value->type)) return wrong_type(*value, "an integer");
-    int64_t number = gguf_integer(value->type, value->payload.data());
+    const std::byte* element = nullptr;
+    RETURN_IF_ERROR(one_element(*value, "an integer", &element));
+    int64_t number = 0;
+    if (gguf_is_integer(value->type)) {
+        number = gguf_integer(value->type, element);
+    } else {
+        constexpr double WHOLE_MAX = 9007199254740992.0; // 2^53: up to there each is exact
+        if (value->type == ValueType::boolean) return wrong_type(*value, "an integer");
+        double exact = gguf_number(value->type, element);
+        if (!(std::fabs(exact) <= WHOLE_MAX) || exact != std::floor(exact))
+            return wrong_type(*value, "an integer");
+        number = static_cast<int64_t>(exact);
+    }
     if (number < minimum || number > maximum)
         return Status::error("key '" + std::string(key) + "' (at byte " +
                              std::to_string(value->offset) + ") is " + std::to_string(number) +
@@ -213,9 +258,12 @@ Status Gguf::integer(std::string_view key, int64_t minimum, int64_t maximum,
 Status Gguf::number(std::string_view key, double* result) const {
     const GgufValue* value = find(key);
     if (value == nullptr) return Status::success();
-    if (value->is_array || (value->type != ValueType::f32 && value->type != ValueType::f64))
-        return wrong_type(*value, "a float");
-    double number = gguf_number(value->type, value->payload.data());
+    const std::byte* element = nullptr;
+    RETURN_IF_ERROR(one_element(*value, "a number", &element));
+    if (value->type == ValueType::boolean) return wrong_type(*value, "a number");
+    double number = gguf_is_integer(value->type)
+                        ? static_cast<double>(gguf_integer(value->type, element))
+                        : gguf_number(value->type, element);
     if (!std::isfinite(number))
         return Status::error("key '" + std::string(key) + "' (at byte " +
                              std::to_string(value->offset) + ") is not finite");
@@ -226,8 +274,14 @@ Status Gguf::number(std::string_view key, double* result) const {
 Status Gguf::boolean(std::string_view key, bool* result) const {
     const GgufValue* value = find(key);
     if (value == nullptr) return Status::success();
-    if (value->is_array || value->type != ValueType::boolean) return wrong_type(*value, "a bool");
-    *result = load<uint8_t>(value->payload.data()) != 0;
+    if (!value->is_array && value->type == ValueType::boolean) {
+        *result = load<uint8_t>(value->payload.data()) != 0;
+        return Status::success();
+    }
+    if (value->is_array || !gguf_is_integer(value->type)) return wrong_type(*value, "a bool");
+    int64_t number = gguf_integer(value->type, value->payload.data());
+    if (number != 0 && number != 1) return wrong_type(*value, "a bool");
+    *result = number == 1;
     return Status::success();
 }
 

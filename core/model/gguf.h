@@ -1,9 +1,10 @@
-// A reader of GGUF files, versions 2 and 3 (the format's specification: ggml, docs/gguf.md).
-// Nothing in the file is trusted: sizes are added and multiplied only through checked.h, every
-// count is bounded by the bytes that are left, and a value can be read only as the type it was
-// declared with. Views point into the file's bytes.
+// A reader of GGUF files, versions 2 and 3 (the format's specification: ggml, docs/gguf.md), whole
+// or in parts. Nothing in the file is trusted: sizes are added and multiplied only through
+// checked.h, every count is bounded by the bytes that are left, and a value can be read only as the
+// type it was declared with. Views point into the file's bytes.
 //
-// defines: ValueType, TensorType, GgufValue, GgufTensor, Gguf, parse_byte_token
+// defines: ValueType, TensorType, TensorTypes, OtherType, find_other_type, find_other_format,
+// GgufValue, GgufTensor, Gguf, parse_byte_token, printable
 #pragma once
 
 #include <array>
@@ -37,7 +38,7 @@ enum class ValueType : uint32_t {
     f64 = 12,
 };
 
-// The tensor types that are supported; any other is refused while parsing.
+// The tensor types that are supported.
 enum class TensorType : uint32_t {
     f32 = 0,
     f16 = 1,
@@ -54,6 +55,23 @@ enum class TensorType : uint32_t {
     bf16 = 30,
     mxfp4 = 39,
 };
+
+// Which types a file may have: to serve it, or to look at what it is.
+enum class TensorTypes : int32_t { supported = 0, any = 1 };
+
+// A type that the format has and nothing here computes with.
+struct OtherType {
+    uint32_t number;
+    const char* name;
+    uint64_t block_elements;
+    uint64_t block_bytes;
+};
+
+bool is_supported(TensorType type);
+const OtherType* find_other_type(uint32_t number); // nullptr: not known either
+
+// What a file is that is no GGUF file, and what to do about it; nullptr: not known.
+const char* find_other_format(std::span<const std::byte> bytes);
 
 const char* value_type_name(ValueType type);
 const char* tensor_type_name(TensorType type);
@@ -83,18 +101,22 @@ struct GgufTensor {
 
 class Gguf {
 public:
-    // Maps the file and parses its header.
-    static Status open(const std::string& path, Gguf* file);
+    // Maps the file and parses its header; of a model in parts, all of them, whichever is named.
+    // With TensorTypes::any data of types that nobody knows is empty.
+    static Status open(const std::string& path, Gguf* file,
+                       TensorTypes types = TensorTypes::supported);
     // A header that somebody made for files of another format: their bytes follow it (padded to
     // whole pages, each), and the offsets of its tensors count from its own end.
     static Status join(std::span<const std::byte> header, const std::vector<FilePart>& files,
                        Gguf* file);
     // Parses bytes that outlive the result (tests, fuzzing).
-    static Status parse(std::span<const std::byte> bytes, Gguf* file);
+    static Status parse(std::span<const std::byte> bytes, Gguf* file,
+                        TensorTypes types = TensorTypes::supported);
 
     uint32_t version() const { return version_; }
-    uint64_t file_bytes() const { return bytes_.size(); }
-    const FileIdentity& identity() const { return mapping_.identity(); } // zeros after parse()
+    uint64_t file_bytes() const;   // of all parts
+    FileIdentity identity() const; // likewise, mixed; zeros after parse()
+    size_t part_count() const { return 1 + parts_.size(); }
     const std::vector<GgufValue>& values() const { return values_; }
     const std::vector<GgufTensor>& tensors() const { return tensors_; }
     const GgufValue* find(std::string_view key) const;
@@ -102,28 +124,39 @@ public:
 
     // Typed reading. A missing key leaves *result as it is and is no error: ask `find` where that
     // matters. A value of another type, or outside [minimum, maximum], is an error that names the
-    // key.
+    // key. Writers differ: where one number is wanted it may be of any type that holds it, and an
+    // array of equal ones, as of all layers.
     Status integer(std::string_view key, int64_t minimum, int64_t maximum, int64_t* result) const;
-    Status number(std::string_view key, double* result) const; // f32 or f64, finite
-    Status boolean(std::string_view key, bool* result) const;
+    Status number(std::string_view key, double* result) const; // finite
+    Status boolean(std::string_view key, bool* result) const;  // or 0 or 1
     Status string(std::string_view key, std::string_view* result) const;
     Status strings(std::string_view key, std::vector<std::string_view>* result) const;
     Status integers(std::string_view key, std::vector<int64_t>* result) const;
 
 private:
-    friend class GgufParser;
+    Status one_element(const GgufValue& value, const char* wanted, const std::byte** element) const;
 
-    FileMapping mapping_; // empty after parse()
+    friend class GgufParser;
+    friend class GgufParts;
+
+    // By name. The name that two tensors have; empty: none.
+    std::string_view index_tensors();
+
+    FileMapping mapping_;            // empty after parse()
+    std::vector<FileMapping> parts_; // those after the first
     std::span<const std::byte> bytes_;
     uint32_t version_ = 0;
     std::vector<GgufValue> values_;   // in file order
-    std::vector<GgufTensor> tensors_; // in file order
+    std::vector<GgufTensor> tensors_; // in file order, part after part
     std::vector<uint32_t> values_by_key_;
     std::vector<uint32_t> tensors_by_name_;
 };
 
 // "<0x41>" -> 0x41. Exactly two hexadecimal digits; anything else is false.
 bool parse_byte_token(std::string_view token, uint8_t* byte);
+
+// A name out of a file for a message: quoted, on one line, of a bounded length.
+std::string printable(std::string_view name);
 
 // Readers of one element of a value; the caller has looked at its type.
 int64_t gguf_integer(ValueType type, const std::byte* element);

@@ -16,6 +16,7 @@ constexpr uint64_t TENSOR_BYTES_MIN = 32; // name length, count, one dimension, 
 constexpr uint32_t DEFAULT_ALIGNMENT = 32;
 constexpr uint32_t VERSION_MIN = 2;
 constexpr uint32_t VERSION_MAX = 3;
+constexpr uint32_t BIG_ENDIAN_VERSION = 0x03000000;
 constexpr int64_t BYTE_TOKEN_TYPE = 6; // of tokenizer.ggml.token_type
 constexpr int64_t MERGE_BYTES_MAX = 2 * int64_t{limits::TOKEN_BYTES_MAX} + 1;
 
@@ -75,8 +76,11 @@ struct KnownKey {
     const char* key;
     ValueType type;
     bool is_array;
-    int64_t string_bytes_max; // 0: no limit of its own
+    int64_t string_bytes_max; // 0: that of any
 };
+
+// A second, whole description of the tokenizer, which some files have.
+constexpr const char* UNREAD_KEY = "tokenizer.huggingface.json";
 
 constexpr KnownKey KNOWN_KEYS[] = {
     {"general.architecture", ValueType::string, false, limits::GGUF_TENSOR_NAME_BYTES_MAX},
@@ -88,20 +92,20 @@ constexpr KnownKey KNOWN_KEYS[] = {
     {"tokenizer.ggml.scores", ValueType::f32, true, 0},
     {"tokenizer.ggml.token_type", ValueType::i32, true, 0},
     {"tokenizer.chat_template", ValueType::string, false, 0},
+    {UNREAD_KEY, ValueType::string, false, limits::GGUF_UNREAD_BYTES_MAX},
 };
-
-std::string printable(std::string_view name) {
-    std::string text;
-    for (char c : name.substr(0, limits::GGUF_TENSOR_NAME_BYTES_MAX))
-        text += c >= ' ' && c <= '~' ? c : '?';
-    return "'" + text + "'";
-}
 
 } // namespace
 
+bool is_supported(TensorType type) {
+    BlockSize unused = {};
+    return block_size_of(static_cast<uint32_t>(type), &unused);
+}
+
 class GgufParser {
 public:
-    GgufParser(std::span<const std::byte> bytes, Gguf* file) : bytes_(bytes), file_(*file) {}
+    GgufParser(std::span<const std::byte> bytes, TensorTypes types, Gguf* file)
+        : bytes_(bytes), types_(types), file_(*file) {}
 
     Status parse() {
         RETURN_IF_ERROR(parse_header());
@@ -144,8 +148,10 @@ private:
         char magic[4] = {};
         if (!read(&magic)) return fail("shorter than its magic number");
         if (std::memcmp(magic, "GGUF", sizeof magic) != 0)
-            return Status::error("not a GGUF file: it does not start with 'GGUF'");
+            return Status::error("not a GGUF file: " + other_format());
         if (!read(&file_.version_)) return fail("no version");
+        if (file_.version_ == BIG_ENDIAN_VERSION)
+            return fail("its numbers are big-endian, which is not supported");
         if (file_.version_ < VERSION_MIN || file_.version_ > VERSION_MAX)
             return fail("version " + std::to_string(file_.version_) +
                         " is not supported (2 and 3 are, little-endian)");
@@ -157,6 +163,18 @@ private:
         file_.values_.reserve(value_count_);
         file_.tensors_.reserve(tensor_count_);
         return Status::success();
+    }
+
+    // Integers may be of any width.
+    static bool fits(const KnownKey& known, const GgufValue& value) {
+        return known.is_array == value.is_array &&
+               (known.type == value.type ||
+                (gguf_is_integer(known.type) && gguf_is_integer(value.type)));
+    }
+
+    std::string other_format() const {
+        const char* other = find_other_format(bytes_);
+        return other == nullptr ? "it does not start with 'GGUF'" : other;
     }
 
     Status parse_value() {
@@ -176,20 +194,36 @@ private:
         const KnownKey* known = nullptr;
         for (const KnownKey& entry : KNOWN_KEYS)
             if (value.key == entry.key) known = &entry;
-        if (known != nullptr && (known->type != value.type || known->is_array != value.is_array))
+        if (known != nullptr && !fits(*known, value))
             return fail("key " + printable(value.key) + " must be " +
                         (known->is_array ? "an array of " : "a ") + value_type_name(known->type));
         int64_t string_limit = known != nullptr ? known->string_bytes_max : 0;
         RETURN_IF_ERROR(skip_payload(value, string_limit));
         value.payload = bytes_.subspan(value.offset, position_ - value.offset);
+        RETURN_IF_ERROR(count_payload(value));
         file_.values_.push_back(value);
+        return Status::success();
+    }
+
+    // What all of a file's values are read into has to fit: a sparse file of a few KB may claim
+    // them to be terabytes.
+    Status count_payload(const GgufValue& value) {
+        if (value.key == UNREAD_KEY) return Status::success();
+        payload_bytes_ += value.payload.size(); // of mapped memory, so it cannot wrap
+        if (value.is_array) elements_ += value.count;
+        if (payload_bytes_ > uint64_t{limits::GGUF_METADATA_BYTES_MAX} ||
+            elements_ > uint64_t{limits::GGUF_ELEMENTS_MAX})
+            return fail("with key " + printable(value.key) +
+                        " its metadata is larger than that of "
+                        "any model");
         return Status::success();
     }
 
     // Moves past a value's payload and checks that all of it is there.
     Status skip_payload(const GgufValue& value, int64_t string_limit) {
         if (value.type == ValueType::string) {
-            uint64_t limit = string_limit > 0 ? static_cast<uint64_t>(string_limit) : bytes_.size();
+            const auto limit = static_cast<uint64_t>(
+                string_limit > 0 ? string_limit : limits::GGUF_STRING_BYTES_MAX);
             if (value.count > left() / STRING_BYTES_MIN)
                 return fail("key " + printable(value.key) + " claims " +
                             std::to_string(value.count) + " strings, more than the file holds");
@@ -243,9 +277,10 @@ private:
                             std::to_string(tokens->count) + " tokens");
         if (types == nullptr) return Status::success();
         std::vector<std::string_view> names = gguf_strings(*tokens);
+        const uint64_t type_bytes = gguf_element_bytes(types->type);
         for (size_t i = 0; i < names.size(); i++) {
             uint8_t byte = 0;
-            int64_t type = gguf_integer(types->type, types->payload.data() + i * sizeof(int32_t));
+            int64_t type = gguf_integer(types->type, types->payload.data() + i * type_bytes);
             if (type == BYTE_TOKEN_TYPE && !parse_byte_token(names[i], &byte))
                 return fail("token " + std::to_string(i) + ", " + printable(names[i]) +
                             ", is declared a byte but is not <0xNN>");
@@ -287,10 +322,7 @@ private:
         uint64_t offset = 0;
         if (!read(&type) || !read(&offset)) return fail(name + " has no type and offset");
         BlockSize block = {};
-        if (!block_size_of(type, &block))
-            return fail(name + " has type " + std::to_string(type) +
-                        "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, "
-                        "MXFP4, Q3_K, Q4_K, Q5_K and Q6_K");
+        RETURN_IF_ERROR(find_block(name, type, &block));
         tensor.type = static_cast<TensorType>(type);
         if (tensor.dimensions[0] % block.elements != 0)
             return fail(name + " has rows of " + std::to_string(tensor.dimensions[0]) +
@@ -305,17 +337,25 @@ private:
         return Status::success();
     }
 
+    // Of a type that nobody knows no size is known: its data is empty.
+    Status find_block(const std::string& name, uint32_t type, BlockSize* block) const {
+        if (block_size_of(type, block)) return Status::success();
+        const OtherType* other = find_other_type(type);
+        if (types_ == TensorTypes::any) {
+            *block = other == nullptr ? BlockSize{1, 0}
+                                      : BlockSize{other->block_elements, other->block_bytes};
+            return Status::success();
+        }
+        return fail(name + " has type " + std::to_string(type) +
+                    (other == nullptr ? "" : std::string(" (") + other->name + ")") +
+                    "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, "
+                    "Q3_K, Q4_K, Q5_K and Q6_K");
+    }
+
     Status index_tensors() {
-        const auto& tensors = file_.tensors_;
-        auto& index = file_.tensors_by_name_;
-        index.resize(tensors.size());
-        for (uint32_t i = 0; i < index.size(); i++) index[i] = i;
-        std::sort(index.begin(), index.end(),
-                  [&](uint32_t a, uint32_t b) { return tensors[a].name < tensors[b].name; });
-        for (size_t i = 1; i < index.size(); i++)
-            if (tensors[index[i - 1]].name == tensors[index[i]].name)
-                return fail("tensor " + printable(tensors[index[i]].name) + " appears twice");
-        return Status::success();
+        std::string_view twice = file_.index_tensors();
+        return twice.empty() ? Status::success()
+                             : fail("tensor " + printable(twice) + " appears twice");
     }
 
     Status place_tensors() {
@@ -349,27 +389,21 @@ private:
     };
 
     std::span<const std::byte> bytes_;
+    const TensorTypes types_;
     Gguf& file_;
     uint64_t position_ = 0;
     uint64_t tensor_count_ = 0;
     uint64_t value_count_ = 0;
     uint64_t alignment_ = DEFAULT_ALIGNMENT;
+    uint64_t payload_bytes_ = 0; // of values that somebody reads
+    uint64_t elements_ = 0;      // of their arrays
     std::vector<Range> ranges_;
 };
 
-Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file) {
+Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types) {
     Gguf fresh;
-    RETURN_IF_ERROR(GgufParser(bytes, &fresh).parse());
+    RETURN_IF_ERROR(GgufParser(bytes, types, &fresh).parse());
     *file = std::move(fresh);
-    return Status::success();
-}
-
-Status Gguf::open(const std::string& path, Gguf* file) {
-    FileMapping mapping;
-    RETURN_IF_ERROR(FileMapping::open(path, &mapping));
-    Status status = parse(mapping.bytes(), file);
-    if (!status.ok()) return Status::error(path + ": " + status.message);
-    file->mapping_ = std::move(mapping);
     return Status::success();
 }
 

@@ -42,6 +42,10 @@ cpu::Candidates candidates(const LoadOptions& options, cpu::Isa isa, int32_t thr
     return all;
 }
 
+cpu::KvType kv_type_of(bool exact) {
+    return exact ? cpu::KvType::f32 : cpu::KvType::bf16;
+}
+
 int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, const LoadOptions& options) {
     if (options.kv_bytes > 0) return options.kv_bytes;
     CHECK(options.engines >= 1);
@@ -88,7 +92,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     status = load_weights(file, fresh->config, options.exact, options.share, *fresh->pool,
                           options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
-    cpu::KvType kv_type = options.exact ? cpu::KvType::f32 : cpu::KvType::bf16;
+    cpu::KvType kv_type = kv_type_of(options.exact);
     RETURN_IF_ERROR(cpu::CpuModel::create(fresh->config, fresh->weights, ropes, cpu::ops_for(isa),
                                           kv_type, choose_kv_bytes(fresh->config, kv_type, options),
                                           *fresh->pool, &fresh->model));
@@ -98,6 +102,20 @@ Status load_model(const std::string& path, const LoadOptions& options,
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     fresh->load_seconds = took.count();
     *model = std::move(fresh);
+    return Status::success();
+}
+
+Status plan_model(const Gguf& file, const ConfigOverrides& overrides, bool exact, ModelPlan* plan) {
+    ModelPlan fresh;
+    RETURN_IF_ERROR(read_config(file, overrides, &fresh.config));
+    RopeTables ropes;
+    RETURN_IF_ERROR(make_rope_tables(file, fresh.config, &ropes));
+    fresh.kv_page_bytes = cpu::KvArena::page_bytes(fresh.config, kv_type_of(exact));
+    const auto& tensors = file.tensors();
+    if (std::all_of(tensors.begin(), tensors.end(),
+                    [](const GgufTensor& tensor) { return is_supported(tensor.type); }))
+        RETURN_IF_ERROR(plan_weights(file, fresh.config, exact, &fresh.weight_bytes));
+    *plan = fresh;
     return Status::success();
 }
 

@@ -1,6 +1,6 @@
 // A model that is ready to serve: read, checked, packed, with its compute threads and KV pages.
 //
-// defines: LoadOptions, LoadedModel, load_model, compute_logits
+// defines: LoadOptions, LoadedModel, load_model, ModelPlan, plan_model, compute_logits
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,16 @@ struct LoadedModel {
 
 Status load_model(const std::string& path, const LoadOptions& options,
                   std::shared_ptr<LoadedModel>* model);
+
+// What loading would make of a file, from its header alone.
+struct ModelPlan {
+    ModelConfig config;
+    int64_t weight_bytes = 0;  // packed; 0: the file has tensors of a type that is not supported
+    int64_t kv_page_bytes = 0; // of all layers
+};
+
+// An error is what load_model would say of the file.
+Status plan_model(const Gguf& file, const ConfigOverrides& overrides, bool exact, ModelPlan* plan);
 
 // Logits (position, vocabulary) of a text, each position given those before it. Computes beside
 // whatever else uses the model: on the calling thread, with pages of its own. adapter: 0 for none.

@@ -21,6 +21,8 @@ constexpr int32_t PANELS_PER_ITEM = 8;
 // Read with the configuration.
 constexpr const char* ROPE_TENSORS[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                         "rope_factors_short.weight"};
+// Of the part that sees images, which some files have beside the one that writes text.
+constexpr const char* IMAGE_TENSORS[] = {"v.", "mm."};
 
 // In front of shared weights. Everything that decides what lies behind it; all words, no padding.
 struct SharedHeader {
@@ -81,6 +83,8 @@ public:
             RETURN_IF_ERROR(add("output.weight", config_.vocabulary, config_.hidden, &head_));
         return refuse_unknown();
     }
+
+    int64_t arena_bytes() const { return arena_bytes_; } // once planned
 
     // True: another process has packed just this, and it is mapped now.
     bool reuse(int fd) {
@@ -342,9 +346,10 @@ private:
         for (const GgufTensor& tensor : file_.tensors()) {
             bool known = known_.contains(tensor.name);
             for (const char* rope : ROPE_TENSORS) known = known || tensor.name == rope;
+            for (const char* image : IMAGE_TENSORS) known = known || tensor.name.starts_with(image);
             if (!known)
-                return Status::error("tensor '" + std::string(tensor.name) +
-                                     "' is not part of a supported " + config_.architecture->name +
+                return Status::error("tensor " + printable(tensor.name) +
+                                     " is not part of a supported " + config_.architecture->name +
                                      " model");
         }
         return Status::success();
@@ -438,6 +443,14 @@ Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
     if (!loader.reuse(share.fd)) RETURN_IF_ERROR(loader.pack(share.sharing, pool, progress));
     if (progress) progress(1.0f);
     *weights = std::move(fresh);
+    return Status::success();
+}
+
+Status plan_weights(const Gguf& file, const ModelConfig& config, bool exact, int64_t* bytes) {
+    Weights unused;
+    WeightLoader loader(file, config, exact, &unused);
+    RETURN_IF_ERROR(loader.plan());
+    *bytes = loader.arena_bytes();
     return Status::success();
 }
 

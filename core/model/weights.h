@@ -1,7 +1,8 @@
 // All weights of a model, packed once at load into one piece of memory in the order in which a step
 // reads them. Several engines can share that piece: the first one packs, the others map it.
 //
-// defines: FusedProjection, LayerWeights, Weights, Sharing, ShareOptions, load_weights
+// defines: FusedProjection, LayerWeights, Weights, Sharing, ShareOptions, load_weights,
+// plan_weights
 #pragma once
 
 #include <cstdint>
@@ -69,5 +70,8 @@ struct ShareOptions {
 Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
                     const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights);
+
+// The same checks of names and shapes, and what the arena would take.
+Status plan_weights(const Gguf& file, const ModelConfig& config, bool exact, int64_t* bytes);
 
 } // namespace sublimate

@@ -40,19 +40,37 @@ class CoreError(Exception):
     person."""
 
 class Gguf:
-    """Memory-mapped GGUF header. Raises CoreError on a malformed, truncated or unsupported file."""
-    def __init__(self, path: str) -> None: ...
+    """Memory-mapped GGUF header; of a model in parts, of all. Raises CoreError on a malformed,
+    truncated or unsupported file; with `any_type` the tensors may be of any type."""
+    def __init__(self, path: str, *, any_type: bool = False) -> None: ...
     @staticmethod
     def join(header: bytes, files: Sequence[tuple[str, int]]) -> Gguf:
         """A GGUF header made for files of another format, each (path, bytes). They lie behind it
         as one file, each from a page border on; offsets of tensors count from the header's end."""
+    def plan(
+        self,
+        *,
+        exact: bool = False,
+        context_length: int = 0,
+        rope_scaling: str = "",
+        rope_factor: float = 0.0,
+    ) -> dict[str, Any]:
+        """What loading would make of it, of its header alone: architecture, sizes, weight_bytes
+        (packed; 0: a type is not supported) and kv_bytes_per_token. Raises CoreError with what
+        Model.load would say."""
     @property
     def version(self) -> int: ...
+    @property
+    def parts(self) -> int:
+        """Files that it is in."""
+    @property
+    def unsupported_types(self) -> list[str]: ...
     @property
     def file_bytes(self) -> int: ...
     @property
     def metadata(self) -> dict[str, Any]:
-        """Key -> int, float, bool, str (invalid UTF-8 replaced) or list of those."""
+        """Key -> int, float, bool, str (invalid UTF-8 replaced) or list of those. Without
+        tokenizer.huggingface.json, which nobody reads."""
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """(name, type name, shape with the fastest dimension first, bytes)."""

@@ -95,6 +95,71 @@ TEST(other_architectures_are_refused_with_what_is_supported) {
     EXPECT(message.find("gemma3 (Gemma 3)") != std::string::npos);
 }
 
+TEST(what_else_a_file_may_be_or_call_itself) {
+    for (const char* kind : {"adapter", "mmproj", "imatrix"})
+        EXPECT(!with([&](GgufBytes& file) { file.text("general.type", kind); }).error.empty());
+    EXPECT_EQ(with([](GgufBytes& file) { file.text("general.type", "model"); }).error, "");
+    std::vector<std::byte> nothing = GgufBytes().bytes();
+    Gguf parsed;
+    EXPECT(Gguf::parse(nothing, &parsed).ok());
+    ModelConfig config;
+    EXPECT_EQ(read_config(parsed, {}, &config).message,
+              "the file has no key 'general.architecture'");
+    GgufBytes alien;
+    alien.text("general.architecture", std::string("a\n\x1b[31m") + std::string(55, 'x'));
+    std::vector<std::byte> bytes = alien.bytes();
+    EXPECT(Gguf::parse(bytes, &parsed).ok());
+    std::string message = read_config(parsed, {}, &config).message;
+    EXPECT(message.find("architecture 'a??[31mxxx") == 0);
+    EXPECT(find_architecture("qwen2vl") == find_architecture("qwen2"));
+    EXPECT(find_architecture("qwen9") == nullptr);
+}
+
+TEST(spellings_of_rotations_windows_and_norms) {
+    for (const char* plain : {"none", "default", ""}) {
+        Outcome outcome = with([&](GgufBytes& file) { scaling(file, plain, 4.0f); });
+        EXPECT(outcome.error.empty() && outcome.config.rope.scaling == RopeScaling::none);
+    }
+    EXPECT(mentions(with([](GgufBytes& file) { scaling(file, "llama3", 8.0f); }),
+                    "'llama3' needs a tensor of factors"));
+    EXPECT(mentions(with([](GgufBytes& file) { scaling(file, "su", 8.0f); }),
+                    "'longrope' needs a tensor of factors"));
+    EXPECT(mentions(with([](GgufBytes& file) {
+                        scaling(file, "yarn", 4.0f);
+                        file.value("llama.rope.scaling.yarn_ext_factor", ValueType::f32, 0.5f);
+                    }),
+                    "yarn_ext_factor' other than 1"));
+    Outcome outcome = with([](GgufBytes& file) {
+        scaling(file, "yarn", 4.0f);
+        file.value("llama.rope.scaling.yarn_ext_factor", ValueType::f32, -1.0f);
+        file.value("llama.rope.scaling.yarn_attn_factor", ValueType::f32, 0.5f);
+    });
+    EXPECT_EQ(outcome.config.rope.attention_factor, 0.5);
+    TinyLlama gemma;
+    gemma.architecture = "gemma3";
+    gemma.layers = 6;
+    gemma.window = 45;
+    auto pattern = [&](const std::vector<uint8_t>& flags) {
+        gemma.extra = [=](GgufBytes& file) {
+            file.numbers<uint8_t>("gemma3.attention.sliding_window_pattern", ValueType::boolean,
+                                  flags);
+        };
+        return read(gemma);
+    };
+    EXPECT_EQ(pattern({1, 1, 1, 1, 1, 0}).error, "");
+    EXPECT(mentions(pattern({1, 1, 1, 0, 1, 1}), "names other layers"));
+    EXPECT(mentions(pattern({1, 1, 1}), "names other layers"));
+    gemma.extra = [](GgufBytes& file) {
+        file.value("gemma3.attention.sliding_window_pattern", ValueType::u32, uint32_t{6});
+        file.value("gemma3.rope.local.freq_base", ValueType::f32, 12345.0f);
+    };
+    EXPECT_EQ(read(gemma).config.window_rope.base, 12345.0);
+    gemma.extra = [](GgufBytes& file) {
+        file.value("gemma3.attention.sliding_window_pattern", ValueType::u32, uint32_t{4});
+    };
+    EXPECT(mentions(read(gemma), "names other layers"));
+}
+
 TEST(scales_are_those_of_the_file_or_of_the_architecture) {
     TinyLlama granite;
     granite.architecture = "granite";

@@ -121,9 +121,13 @@ TEST(typed_reading_refuses_other_types) {
     std::vector<int64_t> integers;
     EXPECT(!file.integer("llama.norm", 0, 10, &integer).ok());
     EXPECT(!file.integer("tokenizer.ggml.token_type", 0, 10, &integer).ok());
+    EXPECT(!file.integer("tokenizer.ggml.add_bos_token", 0, 10, &integer).ok());
+    EXPECT(!file.integer("general.architecture", 0, 10, &integer).ok());
     EXPECT(!file.integer("llama.block_count", 2, 10, &integer).ok());
-    EXPECT(!file.number("llama.block_count", &number).ok());
-    EXPECT(!file.boolean("llama.block_count", &boolean).ok());
+    EXPECT(!file.number("tokenizer.ggml.add_bos_token", &number).ok());
+    EXPECT(!file.number("tokenizer.ggml.tokens", &number).ok());
+    EXPECT(!file.boolean("llama.norm", &boolean).ok());
+    EXPECT(!file.boolean("general.alignment", &boolean).ok());
     EXPECT(!file.string("tokenizer.ggml.tokens", &text).ok());
     EXPECT(!file.strings("general.architecture", &texts).ok());
     EXPECT(!file.integers("tokenizer.ggml.scores", &integers).ok());
@@ -132,6 +136,38 @@ TEST(typed_reading_refuses_other_types) {
     std::string message = file.integer("llama.norm", 0, 10, &integer).message;
     EXPECT(message.find("'llama.norm'") != std::string::npos);
     EXPECT(message.find("byte") != std::string::npos);
+}
+
+// Writers differ in the types of one number, and some write one for each layer.
+TEST(one_number_in_any_form_that_holds_it) {
+    GgufBytes written;
+    written.value("whole", ValueType::f32, 4096.0f);
+    written.value("half", ValueType::f32, 0.5f);
+    written.value("base", ValueType::u32, uint32_t{500000});
+    written.value("yes", ValueType::u32, uint32_t{1});
+    written.numbers<uint32_t>("alike", ValueType::u32, {8, 8, 8});
+    written.numbers<uint32_t>("unlike", ValueType::u32, {8, 8, 4});
+    written.numbers<uint32_t>("none", ValueType::u32, {});
+    written.numbers<float>("floats", ValueType::f32, {0.5f, 0.5f});
+    std::vector<std::byte> bytes = written.bytes();
+    Gguf file;
+    EXPECT(Gguf::parse(bytes, &file).ok());
+    int64_t integer = 0;
+    EXPECT(file.integer("whole", 0, 9999, &integer).ok() && integer == 4096);
+    EXPECT(file.integer("alike", 0, 9999, &integer).ok() && integer == 8);
+    EXPECT(!file.integer("half", 0, 9999, &integer).ok());
+    EXPECT(!file.integer("none", 0, 9999, &integer).ok());
+    EXPECT(file.integer("unlike", 0, 9999, &integer).message.find("different values") !=
+           std::string::npos);
+    double number = 0.0;
+    EXPECT(file.number("base", &number).ok() && number == 500000.0);
+    EXPECT(file.number("floats", &number).ok() && number == 0.5);
+    bool boolean = false;
+    EXPECT(file.boolean("yes", &boolean).ok() && boolean);
+    GgufBytes types;
+    types.texts("tokenizer.ggml.tokens", {"a", "<0x41>"});
+    types.numbers<uint8_t>("tokenizer.ggml.token_type", ValueType::u8, {1, 6});
+    EXPECT_EQ(error_of(types.bytes()), "");
 }
 
 // R070: padded sizes that add up to 2^64.
@@ -300,7 +336,7 @@ TEST(tensor_types_and_blocks) {
     EXPECT(refused(valid().bytes([](size_t i, uint64_t*, uint32_t* type) {
         if (i == 1) *type = 9;
     }),
-                   "has type 9; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
+                   "has type 9 (Q8_1); supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
                    "IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K and Q6_K"));
     GgufBytes file = valid();
     file.tensor({"ragged", TensorType::q8_0, {33, 32}, zeros(2048)});

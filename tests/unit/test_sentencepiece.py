@@ -177,6 +177,29 @@ def test_damaged(key: str, value: object, says: str) -> None:
         tokenizer_from_metadata(metadata_of("unigram", **{key: value}))
 
 
+def test_without_scores_tokens_are_in_the_order_in_which_they_were_learnt() -> None:
+    metadata = metadata_of("bpe")
+    scores = metadata["tokenizer.ggml.scores"]
+    wanted = tokenizer_from_metadata(metadata)
+    del metadata["tokenizer.ggml.scores"]
+    same_order = scores == sorted(scores, reverse=True)
+    got = tokenizer_from_metadata(metadata)
+    for text in ("hello there", "the theory of them", "12 é"):
+        joined = b"".join(got.token_bytes[token] for token in got.encode(text))
+        assert joined.decode().strip() == text
+        assert not same_order or got.encode(text) == wanted.encode(text)
+
+
+def test_tokens_longer_than_any_models_are_refused() -> None:
+    metadata = metadata_of("bpe")
+    count = 300
+    metadata["tokenizer.ggml.tokens"] += [f"{n:04}" + "x" * 1020 for n in range(count)]
+    metadata["tokenizer.ggml.token_type"] += [1] * count
+    metadata["tokenizer.ggml.scores"] += [0.0] * count
+    with pytest.raises(ModelError, match="longer than any model's"):
+        tokenizer_from_metadata(metadata)
+
+
 def test_a_byte_token_has_to_name_a_byte() -> None:
     metadata = metadata_of("bpe")
     metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.tokens"].index("<0x0A>")] = "<0xZZ>"

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from house import ROOT
 from sublimate.errors import ModelError
 from sublimate.model import template
+from sublimate.model.named_templates import template_source
 from sublimate.model.template import (
     ChatTemplate,
     Rendered,
     TemplateLimitError,
 )
+from sublimate.model.tool_formats import Tool, ToolCall, ToolResult
 from sublimate.model.turns import LEADING_USER_TEXT, Turn, fold_system_turns, said
 from tiny_model import TINY_TEMPLATE, tiny_model
 
@@ -120,6 +122,41 @@ def test_without_a_template_the_built_in_one_is_used() -> None:
     own = ChatTemplate("", SPECIAL)
     assert own.report.origin == "built-in" and own.report.system_turns == "in-place"
     assert own.render([said("user", "hi")]).plain.startswith("<|im_start|>user\nhi<|im_end|>")
+
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TOOLED = (
+    "\n{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}<tool_call>{{ m.content }}"
+    "{% endfor %}\n"
+)
+
+
+def test_of_several_templates_the_one_for_tools_has_them() -> None:
+    key = "tokenizer.chat_template"
+    chat = made(template_source({key: PLAIN, f"{key}.tool_use": TOOLED}))
+    turns = [said("system", "be brief"), said("user", "hi")]
+    assert chat.render(turns).plain == made(PLAIN).render(turns).plain
+    assert chat.report.tools == "template" and chat.report.tool_format == "hermes"
+    tool = Tool("weather", "tells the weather", {"type": "object", "properties": {}})
+    assert chat.render(turns, [tool]).plain == made(TOOLED).render(turns, [tool]).plain
+    answered = [
+        said("user", "hi"),
+        Turn("assistant", (ToolCall("0", "weather", "{}"),)),
+        Turn("tool", (ToolResult("0", "sunny"),)),
+    ]
+    assert chat.render(answered).plain == made(TOOLED).render(answered).plain
+
+
+def test_which_of_several_templates() -> None:
+    key = "tokenizer.chat_template"
+    named = {f"{key}.default": PLAIN, f"{key}.rag": "other", "tokenizer.chat_templates": ["rag"]}
+    assert template_source(named) == PLAIN == template_source({key: PLAIN, f"{key}.rag": "x"})
+    assert template_source({f"{key}.rag": "x", f"{key}.a": ""}) == "x"
+    assert template_source({f"{key}.tool_use": TOOLED}) == TOOLED
+    assert template_source({}) == "" == template_source({key: ""})
+    with pytest.raises(ModelError, match="is not text"):
+        template_source({f"{key}.rag": 7})
 
 
 # ---- continuing an assistant turn ----------------------------------------------------------------
@@ -235,9 +272,12 @@ def test_a_conversation_of_all_markers_is_refused_and_nothing_worse() -> None:
 )
 def test_time_and_memory_are_bounded(source: str) -> None:
     begun = time.monotonic()
-    chat = made(source)
+    for prompts in ("", "{% if messages %}"):
+        with pytest.raises(ModelError, match="too many steps, or writes too much, for any prompt"):
+            made(f"{prompts}{source}{'{% endif %}' if prompts else ''}")
+    chat = made(f"{{% if messages | length > 9 %}}{source}{{% endif %}}")
     with pytest.raises(TemplateLimitError):
-        chat.render([said("user", "hi")])
+        chat.render([said(("user", "assistant")[n % 2], "hi") for n in range(10)])
     assert time.monotonic() - begun < 20
 
 

@@ -15,7 +15,7 @@ from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.errors import ModelError
 from sublimate.model import vocabulary as module
-from sublimate.model.byte_level import byte_characters
+from sublimate.model.byte_level import OF_LLAMA3, byte_characters
 from sublimate.model.files import locate
 from sublimate.model.pre_tokenizers import PRE_TOKENIZERS
 from sublimate.model.template import ChatTemplate
@@ -154,7 +154,8 @@ def test_qwen2_normalises_and_llama3_takes_whole_words() -> None:
         ({"ggml.model": "rwkv"}, "tokenizer kind 'rwkv'"),
         ({"ggml.model": None}, "tokenizer kind None"),
         ({"ggml.pre": "deepseek-llm"}, "pre-tokenizer 'deepseek-llm' is not supported. Supported"),
-        ({"ggml.pre": None}, "pre-tokenizer None"),
+        ({"ggml.pre": None}, "does not name its pre-tokenizer"),
+        ({"ggml.pre": "default"}, "does not name its pre-tokenizer"),
         ({"ggml.pre": ["smollm"]}, "pre-tokenizer"),
         ({"ggml.tokens": []}, "no list tokenizer.ggml.tokens"),
         ({"ggml.tokens": "abc"}, "no list"),
@@ -170,11 +171,75 @@ def test_qwen2_normalises_and_llama3_takes_whole_words() -> None:
         ({"ggml.eos_token_id": 260}, "its eos token is outside"),
         ({"ggml.bos_token_id": "x"}, "its bos token is outside"),
         ({"ggml.eot_token_id": -2}, "its eot token is outside"),
+        ({"ggml.eot_token_ids": [3, 260]}, "its eot token is outside"),
     ],
 )
 def test_what_cannot_be_read_is_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ModelError, match=text):
         made(**changes)
+
+
+# ---- what files differ in ------------------------------------------------------------------------
+def test_ids_of_tokens_in_all_their_forms() -> None:
+    for nothing in (-1, 0xFFFFFFFF, []):
+        tokenizer = made(**{"ggml.eos_token_id": nothing, "ggml.bos_token_id": nothing})
+        assert (tokenizer.bos_id, tokenizer.eos_id) == (-1, -1)
+        assert tokenizer.stop_tokens == (2, 0), "those that are known by their texts"
+    listed = made(**{"ggml.eos_token_id": [7, 9], "ggml.eos_token_ids": [9, 11]})
+    assert listed.eos_id == 7 and listed.stop_tokens == (7, 9, 11, 2, 0)
+
+
+@pytest.mark.parametrize(("flag", "adds"), [(True, True), (1, True), (0, False), (False, False)])
+def test_flags_may_be_numbers(flag: object, adds: bool) -> None:
+    assert made(**{"ggml.add_bos_token": flag}).add_bos == adds
+
+
+def test_families_that_begin_each_text_do_so_where_a_file_does_not_say() -> None:
+    metadata = tiny_metadata(**{"ggml.pre": "llama-bpe"})
+    del metadata["tokenizer.ggml.add_bos_token"]
+    assert tokenizer_from_metadata(metadata).encode_rendered("a") == [1, *ids("a")]
+    assert tokenizer_from_metadata({**metadata, "tokenizer.ggml.pre": "smollm"}).add_bos is False
+    assert made(**{"ggml.pre": "llama-bpe"}).add_bos is False, "this file says"
+
+
+def test_types_that_a_file_does_not_tell_are_seen_by_the_texts() -> None:
+    untold = tiny_metadata()
+    del untold["tokenizer.ggml.token_type"]
+    tokenizer = tokenizer_from_metadata(untold)
+    assert set(tokenizer.special) == set(CONTROL)
+    assert tokenizer.encode_rendered("<|im_start|>a") == [1, *ids("a")]
+    undefined = [0 if kind == 1 else kind for kind in tiny_metadata()["tokenizer.ggml.token_type"]]
+    undefined[-1] = -1
+    same = made(**{"ggml.token_type": undefined})
+    assert same.token_bytes == made().token_bytes and same.encode("hQQ") == made().encode("hQQ")
+
+
+def test_tokens_without_text_are_places_that_nothing_takes() -> None:
+    metadata = tiny_metadata()
+    tokens = [*metadata["tokenizer.ggml.tokens"], "", ""]
+    types = [*metadata["tokenizer.ggml.token_type"], 1, 1]
+    tokenizer = made(**{"ggml.tokens": tokens, "ggml.token_type": types})
+    assert tokenizer.token_bytes[-2:] == [b"", b""] and len(tokenizer) == len(tokens)
+    assert tokenizer.encode("ab\ufdd0") == ids("ab\ufdd0")
+
+
+def test_a_pre_tokenizer_that_is_not_named_is_that_of_the_family() -> None:
+    for name in (None, "default"):
+        metadata = tiny_metadata(**{"ggml.pre": name})
+        qwen = tokenizer_from_metadata({**metadata, "general.architecture": "qwen2"})
+        assert qwen.encode("e\u0301") == ids("é"), "as qwen2 normalises"
+        tokens = [*metadata["tokenizer.ggml.tokens"], "whole", *OF_LLAMA3]
+        metadata["tokenizer.ggml.tokens"] = tokens
+        metadata["tokenizer.ggml.token_type"] = [3] * 3 + [1] * (len(tokens) - 6) + [3] * 3
+        llama = tokenizer_from_metadata({**metadata, "general.architecture": "llama"})
+        assert llama.encode("whole") == [len(tokens) - 4], "as llama-bpe takes whole words"
+
+
+def test_control_tokens_beyond_any_models_are_refused() -> None:
+    tokens = [*tiny_metadata()["tokenizer.ggml.tokens"], "<|" + "x" * 300 + "|>"]
+    types = [*tiny_metadata()["tokenizer.ggml.token_type"], 3]
+    with pytest.raises(ModelError, match="4 control tokens of up to 304 characters"):
+        made(**{"ggml.tokens": tokens, "ggml.token_type": types})
 
 
 def test_a_vocabulary_beyond_the_bound_is_refused() -> None:

@@ -4,8 +4,8 @@ Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hard
 listen, 6 a server that was talked to, 7 a wrong signature, 130 interrupted.
 
 defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, debug, doctor,
-pull, models, probe, limits, bench, tax, wire-compare, rollout, guard, config show, keys, verify,
-sign, version
+pull, models, show, probe, limits, bench, tax, wire-compare, rollout, guard, config show, keys,
+verify, sign, version
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .keys import keys_app
 from .output import note, run_guarded
 from .reload import reload_command
 from .rollout import rollout_app
+from .show import show_command
 
 app = typer.Typer(
     name="sublimate",
@@ -39,8 +40,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
-app.command("kernel")(kernel)
-app.command("reload")(reload_command)
+for called, command in (("kernel", kernel), ("reload", reload_command), ("show", show_command)):
+    app.command(called)(command)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 

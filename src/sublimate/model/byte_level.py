@@ -15,16 +15,25 @@ from .library import Backend, models, normalizers
 from .pre_tokenizers import PRE_TOKENIZERS, ascii_words
 from .vocabulary import FileVocabulary, TokenizerParts, TokenType
 
+UNNAMED = "default"
+"""What converters wrote that did not know it."""
+OF_LLAMA3 = {"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"}
+FAMILIES = {
+    "qwen2": "qwen2",
+    "qwen2vl": "qwen2",
+    "qwen3": "qwen2",
+    "qwen3vl": "qwen2",
+    "qwen3moe": "qwen2",
+    "olmo2": "dbrx",
+    "granite": "refact",
+}
+"""Architecture -> the pre-tokenizer of all its models."""
 SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 
 
 def build(vocabulary: FileVocabulary) -> TokenizerParts:
     """Raises ModelError that names what is wrong."""
-    name = vocabulary.metadata.get("tokenizer.ggml.pre")
-    pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
-    if pre is None:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise ModelError(f"The pre-tokenizer {name!r} is not supported. Supported: {known}.")
+    pre = PRE_TOKENIZERS[_pre_tokenizer(vocabulary)]
     backend = Backend(_merges_model(vocabulary, ignore=pre.ignore_merges))
     backend.pre_tokenizer = pre.build()
     if pre.nfc:
@@ -40,7 +49,28 @@ def build(vocabulary: FileVocabulary) -> TokenizerParts:
             )
             if kind in SPECIAL and len(token) > 1
         },
+        add_bos=pre.add_bos,
     )
+
+
+def _pre_tokenizer(vocabulary: FileVocabulary) -> str:
+    """The one that the file names, or that its family has. Raises ModelError."""
+    name = vocabulary.metadata.get("tokenizer.ggml.pre")
+    if isinstance(name, str) and name in PRE_TOKENIZERS:
+        return name
+    known = ", ".join(PRE_TOKENIZERS)
+    if name is not None and name != UNNAMED:
+        raise ModelError(f"The pre-tokenizer {name!r} is not supported. Supported: {known}.")
+    if set(vocabulary.tokens) >= OF_LLAMA3:
+        return "llama-bpe"
+    family = FAMILIES.get(str(vocabulary.metadata.get("general.architecture")))
+    if family is None:
+        raise ModelError(
+            "The file does not name its pre-tokenizer (tokenizer.ggml.pre), as those of before May "
+            "2024 do not, so its text would be cut wrongly. Take a newer file of the model, or "
+            f"convert it anew. Supported: {known}."
+        )
+    return family
 
 
 def _merges_model(vocabulary: FileVocabulary, *, ignore: bool) -> Any:

@@ -27,6 +27,7 @@ import msgspec
 
 from ..errors import ModelError
 from . import hub
+from .parts import files_in, first_part
 from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
 from .source import name_of, weight_bytes
 
@@ -167,9 +168,17 @@ def _no_progress(what: str, done: int, total: int) -> None:
 # ---- files -------------------------------------------------------------------------------------
 def _own_file(path: Path, name: str = "") -> ModelFile:
     try:
-        is_file, size = path.is_file(), path.stat().st_size
-    except OSError as error:
-        raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from None
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"The name of the model file {str(path)!a} is not UTF-8.") from None
+    path = first_part(path)
+    try:
+        is_file, _ = path.is_file(), path.stat()
+        # The file's own name stays, also that of a link: by it the other parts are found.
+        absolute = path.parent.resolve(strict=True) / path.name
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"The model file {path} cannot be read: {reason}.") from None
     if path.is_dir():
         from .folder.form import check_form
 
@@ -178,9 +187,11 @@ def _own_file(path: Path, name: str = "") -> ModelFile:
         return ModelFile(name=name or name_of(path), path=found, size_bytes=weight_bytes(str(path)))
     if not is_file:
         raise ModelError(f"The model {path} is not a file.")
-    if not os.access(path, os.R_OK):
-        raise ModelError(f"The model file {path} cannot be read: permission denied.")
-    return ModelFile(name=name or path.stem, path=path.resolve(), size_bytes=size)
+    for part in files_in(path):
+        if not os.access(part, os.R_OK):
+            raise ModelError(f"The model file {part} cannot be read: permission denied.")
+    size = weight_bytes(str(path))
+    return ModelFile(name=name or name_of(path), path=absolute, size_bytes=size)
 
 
 def _note_path(path: Path) -> Path:

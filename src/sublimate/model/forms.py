@@ -202,7 +202,8 @@ def _answer(turn: Turn, form: Form, numbers: dict[str, str]) -> dict[str, Any]:
         text = answer_text(turn, form, with_thinking=not by_template)
     else:
         others = tuple(block for block in turn.blocks if not isinstance(block, ToolCall))
-        text = answer_text(Turn(turn.role, others), form, with_thinking=not by_template)
+        said_too = Turn(turn.role, others) if others else None  # often a turn is calls alone
+        text = answer_text(said_too, form, with_thinking=not by_template) if said_too else ""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     thoughts = [block.text for block in turn.blocks if isinstance(block, Thinking)]
     if thoughts and by_template:

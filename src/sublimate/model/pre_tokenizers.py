@@ -46,6 +46,8 @@ class PreTokenizer(msgspec.Struct, frozen=True):
     """Words as a regular expression; over ASCII text it finds those that `build` does."""
     ignore_merges: bool = False
     nfc: bool = False
+    add_bos: bool = False
+    """Where a file does not say whether a text begins with its first token."""
 
 
 def _gpt2() -> Any:
@@ -76,19 +78,25 @@ def ascii_words(pattern: str) -> re.Pattern[str]:
 
 _GPT2 = PreTokenizer(_gpt2, GPT2_PATTERN)
 _SMOLLM = PreTokenizer(_smollm, SMOLLM_PATTERN)
-_LLAMA3 = PreTokenizer(_by_pattern(LLAMA3_PATTERN), LLAMA3_PATTERN, ignore_merges=True)
+_LLAMA3 = PreTokenizer(
+    _by_pattern(LLAMA3_PATTERN), LLAMA3_PATTERN, ignore_merges=True, add_bos=True
+)
+_DBRX = PreTokenizer(_by_pattern(LLAMA3_PATTERN), LLAMA3_PATTERN)
+_TEKKEN = PreTokenizer(
+    _by_pattern(TEKKEN_PATTERN), TEKKEN_PATTERN, ignore_merges=True, add_bos=True
+)
 _QWEN2 = PreTokenizer(_by_pattern(QWEN2_PATTERN), QWEN2_PATTERN, nfc=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "granite-docling"), _GPT2),
     # Granite's code models and those before its fourth generation call theirs refact.
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "exaone"), _SMOLLM),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral"), _LLAMA3),
     # OLMo 2, Phi 4: the same words, whose merges count.
-    "dbrx": PreTokenizer(_by_pattern(LLAMA3_PATTERN), LLAMA3_PATTERN),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _DBRX),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_by_pattern(GPT4O_PATTERN), GPT4O_PATTERN)),
-    "tekken": PreTokenizer(_by_pattern(TEKKEN_PATTERN), TEKKEN_PATTERN, ignore_merges=True),
+    "tekken": _TEKKEN,
 }
 PATTERNS = frozenset((LLAMA3_PATTERN, QWEN2_PATTERN, GPT4O_PATTERN, TEKKEN_PATTERN))
 """Those by which a single split finds the words."""

@@ -82,7 +82,10 @@ def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
         if not HUB_NAME.fullmatch(name):
             raise ModelError(f"{HUB_START}{name[:100]!r} is no hf:owner/repository[:file].")
     elif name.startswith(PATH_STARTS) or name.lower().endswith(SUFFIX):
-        return LocalPath(Path(name).expanduser())
+        try:
+            return LocalPath(Path(name).expanduser())
+        except RuntimeError:
+            raise ModelError(f"{name!r}: there is no such user.") from None
     lower = name.lower()
     if NAME.fullmatch(lower):
         known = KNOWN.get(ALIASES.get(lower, lower))

@@ -15,9 +15,11 @@ from typing import Any, cast
 
 from ..errors import ModelError
 from .library import AddedToken, Backend, Regex, models, normalizers, pre_tokenizers
+from .named_templates import template_source
 from .vocabulary import (
     BYTE_TOKEN,
     END_OF_TURN_TEXTS,
+    NO_TEXT,
     FileVocabulary,
     TokenizerParts,
     TokenType,
@@ -32,8 +34,8 @@ CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")
 WORDS = re.compile(r" *[^ ]+| +")
 """A word has the spaces before it, which may merge with it and each other."""
 MERGING = (TokenType.NORMAL.value, TokenType.UNUSED.value)
-NO_TEXT = "\ufdd0"
-"""A code point that is no character."""
+MERGED_SQUARES_MAX = 1 << 28
+"""Of the tokens' lengths: what it takes to try each way to make one. Large models have 1 << 24."""
 UNKNOWN_ID, BOS_ID, EOS_ID = 0, 1, 2
 """Of SentencePiece, where a file names no other."""
 
@@ -117,8 +119,11 @@ def _merges(vocabulary: FileVocabulary) -> list[tuple[str, str]]:
     Where a file lists its merges, as some do, they are not needed: the scores say the same. Half a
     million of them for the largest vocabularies, so this is written for speed.
     """
-    tokens, types, scores = vocabulary.tokens, vocabulary.types, vocabulary.scores()
+    tokens, types = vocabulary.tokens, vocabulary.types
+    scores = vocabulary.scores() if vocabulary.has_scores else _by_place(len(tokens))
     ids = [index for index, kind in enumerate(types) if kind in MERGING]
+    if sum(len(tokens[index]) ** 2 for index in ids) > MERGED_SQUARES_MAX:
+        raise ModelError("The tokens of the vocabulary are longer than any model's.")
     merging = {tokens[index] for index in ids}
     ids.sort(key=scores.__getitem__, reverse=True)
     merges: list[tuple[str, str]] = []
@@ -132,11 +137,15 @@ def _merges(vocabulary: FileVocabulary) -> list[tuple[str, str]]:
     return merges
 
 
+def _by_place(count: int) -> list[float]:
+    """Scores of a file that has none: its tokens are in the order in which they were learnt."""
+    return [-float(index) for index in range(count)]
+
+
 def defined_tokens(vocabulary: FileVocabulary) -> tuple[dict[str, int], list[str]]:
     """Tokens that only a template may write, and those that stand for text whoever writes it: a
     model's users have defined runs of line ends and tags of HTML as well as marks of turns."""
-    template = vocabulary.metadata.get("tokenizer.chat_template")
-    written = template if isinstance(template, str) else ""
+    written = template_source(vocabulary.metadata)
     special: dict[str, int] = {}
     texts: list[str] = []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):

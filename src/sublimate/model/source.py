@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ModelError
+from .parts import files_in, stem_of
 
 if TYPE_CHECKING:
     from .. import _core
@@ -26,7 +27,7 @@ class Files(msgspec.Struct, frozen=True):
 
 def name_of(path: Path) -> str:
     """Of a model that somebody gave by its path."""
-    return path.resolve().name if path.is_dir() else path.stem
+    return path.resolve().name if path.is_dir() else stem_of(path)
 
 
 def metadata_of(path: str) -> dict[str, Any]:
@@ -41,17 +42,19 @@ def metadata_of(path: str) -> dict[str, Any]:
     return header_of(path).metadata
 
 
-def header_of(path: str) -> _core.Gguf:
-    """Parsed and checked; of a folder it has no tokenizer. Raises ModelError."""
+def header_of(path: str, *, any_type: bool = False) -> _core.Gguf:
+    """Parsed and checked; of a folder it has no tokenizer. any_type: as for _core.Gguf. Raises
+    ModelError."""
     from .. import _core  # what is asked of files must work where it cannot be loaded
 
     try:
         if not os.path.isdir(path):
-            return _core.Gguf(path)
+            return _core.Gguf(path, any_type=any_type)
         found = files_of(path)
         return _core.Gguf.join(found.header, found.files)
     except _core.CoreError as error:
-        raise ModelError(f"{path}: {error}") from None
+        told = str(error)
+        raise ModelError(told if path in told else f"{path}: {told}") from None
 
 
 def files_of(path: str) -> Files:
@@ -65,11 +68,11 @@ def files_of(path: str) -> Files:
 
 
 def weight_bytes(path: str) -> int:
-    """Of a file, or of all safetensors files of a folder; 0 for what cannot be read, of which the
-    loader says what is wrong."""
+    """Of a file, of all its parts, or of all safetensors files of a folder; 0 for what cannot be
+    read, of which the loader says what is wrong."""
     try:
         if not os.path.isdir(path):
-            return os.stat(path).st_size
+            return sum(part.stat().st_size for part in files_in(Path(path)))
         with os.scandir(path) as entries:
             return sum(e.stat().st_size for e in entries if e.name.endswith(".safetensors"))
     except OSError:
@@ -77,8 +80,9 @@ def weight_bytes(path: str) -> int:
 
 
 def stamp(path: str) -> tuple[int, ...]:
-    """Tells what is there from what was: of a file, or of all files of a folder. Raises OSError."""
-    paths = [path]
+    """Tells what is there from what was: of a file or its parts, or of all files of a folder.
+    Raises OSError."""
+    paths = list(map(str, files_in(Path(path))))
     if os.path.isdir(path):
         paths = [os.path.join(path, name) for name in sorted(os.listdir(path))]
     told: list[int] = []

@@ -27,6 +27,7 @@ import msgspec
 from ..errors import ModelError
 from .escape import Escape
 from .forms import Form, all_texts, as_text, escaped_tools, escaped_turns, messages_of
+from .named_templates import template_source
 from .thinking import choose_thinking_format
 from .tokenizer import Tokenizer
 from .tool_formats import Tool, ToolCall, ToolResult, choose_tool_format
@@ -40,6 +41,8 @@ enough for 50,000 turns of a usual template or the largest body."""
 OUTPUT_CHARACTERS_MAX = 1 << 26
 """Twice the largest request body."""
 SOURCE_CHARACTERS_MAX = 1 << 20
+
+ENDLESS = "The chat template of the model takes too many steps, or writes too much, for any prompt."
 
 # Unicode noncharacters, then private use: texts hardly ever hold the first.
 MARKERS = (*map(chr, range(0xFDD0, 0xFDF0)), *map(chr, range(0xE000, 0xF900)))
@@ -243,6 +246,12 @@ class ChatTemplate:
     def _probe(self, from_model: bool) -> TemplateReport:
         user, system = said("user", PROBE_USER), said("system", PROBE_SYSTEM)
         answer = said("assistant", PROBE_ANSWER)
+        try:
+            self._run("chat", [user], (), MARKERS[1], thinking=False)
+        except TemplateLimitError:
+            raise ModelError(ENDLESS) from None
+        except _RefusedError:
+            pass  # others may not be
         by_template = self.tool_format.template_knows and self._shows_tools()
         calls_in_text = by_template and self._writes_calls_alike()
         self._forms.calls_in_text = calls_in_text or not by_template
@@ -343,6 +352,8 @@ def _environment(source: str, fallback: str) -> minijinja.Environment:
         except minijinja.TemplateError as error:
             if error.kind == "SyntaxError":
                 raise ModelError("The chat template of the model cannot be read.") from None
+            if error.kind == "OutOfFuel":
+                raise ModelError(ENDLESS) from None
         except _RefusedError:
             pass  # an empty conversation is nothing to a template
     return environment
@@ -352,11 +363,8 @@ def template_from_metadata(
     metadata: Mapping[str, Any], tokenizer: Tokenizer, tool_format: str = ""
 ) -> ChatTemplate:
     """Of a GGUF file, or the built-in one. Raises ModelError."""
-    source = metadata.get("tokenizer.chat_template", "")
-    if not isinstance(source, str):
-        raise ModelError("The model file is damaged: its chat template is not text.")
     return ChatTemplate(
-        source,
+        template_source(metadata),
         tokenizer.special,
         bos_token=tokenizer.special_text(tokenizer.bos_id),
         eos_token=tokenizer.special_text(tokenizer.eos_id),

@@ -46,6 +46,9 @@ SLICE_CHARACTERS_MIN = 1 << 18
 """The library gets long text in slices of this length and up to a safe cut: for each character it
 takes some hundred bytes until it is done."""
 
+SPECIAL_CHARACTERS_MAX, SPECIAL_LENGTH_MAX = 1 << 18, 256
+"""Of control tokens, all together and each: whatever a text begins like is kept of each."""
+
 # Between a visible ASCII character and a space that an ASCII letter follows. In every pattern a
 # match that holds a space begins with it, or with white space before it, of which there is none; no
 # pattern looks back, and only after white space does one look ahead. Nothing composes with a space.
@@ -224,6 +227,12 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         raise ModelError(f"The tokenizer kind {kind!r} is not supported. Supported: {known}.")
     vocabulary = read_vocabulary(metadata)
     parts = build(vocabulary)
+    lengths = [len(text) for text in parts.special]
+    if sum(lengths) > SPECIAL_CHARACTERS_MAX or max(lengths, default=0) > SPECIAL_LENGTH_MAX:
+        raise ModelError(
+            f"The vocabulary has {len(lengths)} control tokens of up to {max(lengths)} characters, "
+            "more than any model's."
+        )
     return Tokenizer(
         parts,
         stop_tokens=vocabulary.stop_tokens(parts.special),

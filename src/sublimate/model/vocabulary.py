@@ -14,6 +14,7 @@ import msgspec
 
 from .. import _core
 from ..errors import ModelError
+from .named_templates import template_source
 
 TOKENS_MAX = _core.LIMITS["VOCABULARY_MAX"]
 STOP_TOKENS_MAX = _core.LIMITS["STOP_TOKENS_MAX"]
@@ -22,6 +23,10 @@ LISTED_MAX = TOKENS_MAX * 2
 
 STOP_IDS = "sublimate.stop_token_ids"
 """Key of a folder's metadata: what its generation_config.json says."""
+NONE = 0xFFFFFFFF
+"""-1 as some writers put it: there is no such token."""
+NO_TEXT = "\ufdd0"
+"""A code point that is no character."""
 
 # Control tokens that end a turn wherever a model has them, beside the ones its file names.
 END_OF_TURN_TEXTS = (
@@ -96,9 +101,13 @@ class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
         return _strings(self.metadata, f"tokenizer.ggml.{name}")
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean under tokenizer.ggml.{name}."""
+        """A boolean under tokenizer.ggml.{name}, or 0 or 1."""
         value = self.metadata.get(f"tokenizer.ggml.{name}")
-        return value if isinstance(value, bool) else default
+        return value == 1 if isinstance(value, int) else default
+
+    @property
+    def has_scores(self) -> bool:
+        return "tokenizer.ggml.scores" in self.metadata
 
     def scores(self) -> list[float]:
         """One of each token. Raises ModelError."""
@@ -111,20 +120,32 @@ class FileVocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
     def token_id(self, name: str, default: int = -1) -> int:
         """The id that tokenizer.ggml.{name}_token_id names; -1 if it names none."""
-        token = self.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
-        if not isinstance(token, int) or not -1 <= token < len(self.tokens):
-            raise ModelError(
-                f"The model file is damaged: its {name} token is outside the vocabulary."
-            )
-        return token
+        if f"tokenizer.ggml.{name}_token_id" not in self.metadata:
+            return default
+        return next(iter(self._token_ids(name)), -1)
+
+    def _token_ids(self, name: str) -> list[int]:
+        """All of a key that has one, or a list; and of the key that some files have for lists."""
+        found: list[int] = []
+        for key in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{name}_token_ids"):
+            value: Any = self.metadata.get(key, [])
+            for token in cast(list[Any], value if isinstance(value, list) else [value]):
+                if not isinstance(token, int) or not -1 <= token < len(self.tokens):
+                    if token == NONE:
+                        continue
+                    raise ModelError(
+                        f"The model file is damaged: its {name} token is outside the vocabulary."
+                    )
+                if token >= 0:
+                    found.append(token)
+        return found
 
     def stop_tokens(self, special: Mapping[str, int]) -> tuple[int, ...]:
         """Those that end an answer."""
-        named = [self.token_id(name) for name in ("eos", "eot", "eom")]
+        named = [token for name in ("eos", "eot", "eom") for token in self._token_ids(name)]
         named += cast(list[int], self.metadata.get(STOP_IDS, []))
         known = [special[text] for text in END_OF_TURN_TEXTS if text in special]
-        unique = dict.fromkeys(token for token in (*named, *known) if token >= 0)
-        return tuple(unique)[:STOP_TOKENS_MAX]
+        return tuple(dict.fromkeys((*named, *known)))[:STOP_TOKENS_MAX]
 
 
 def is_mark(token: str) -> bool:
@@ -134,10 +155,13 @@ def is_mark(token: str) -> bool:
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> FileVocabulary:
     """Raises ModelError that names what is wrong."""
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    tokens = list(_strings(metadata, "tokenizer.ggml.tokens"))
+    types = list(_token_types(metadata, tokens))
+    for index, token in enumerate(tokens):
+        if not token:  # some files have several: places that no text takes
+            tokens[index], types[index] = f"{NO_TEXT}{index}", TokenType.UNUSED.value
     if len(set(tokens)) != len(tokens):
         raise ModelError("The model file is damaged: its vocabulary names a token twice.")
-    types = _token_types(metadata, tokens)
     return FileVocabulary(metadata=metadata, tokens=tokens, types=types)
 
 
@@ -181,8 +205,7 @@ def _evident_types(metadata: Mapping[str, Any], tokens: list[str]) -> dict[int, 
     """Of tokens that all else of the file tells to be no normal ones: those that it names by their
     ids, marks that end turns or that its template writes (as normal tokens they would come of no
     text, nor out of any template), and bytes."""
-    template = metadata.get("tokenizer.chat_template")
-    written = template if isinstance(template, str) else ""
+    written = template_source(metadata)
     has_bytes = metadata.get("tokenizer.ggml.model") != "gpt2"
     found: dict[int, int] = {}
     for index, token in enumerate(tokens):

@@ -24,7 +24,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     edge_module: str
     model_stamp: tuple[int, ...] = ()
-    """Tells one file or folder at that path from another."""
+    """Tells one file, folder or set of parts at that path from another."""
     make_watch: Callable[[], EngineWatch] | None = None
     """For tests; None: as the settings say."""
 
