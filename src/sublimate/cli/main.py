@@ -3,9 +3,8 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 7 a wrong signature, 130 interrupted.
 
-defines: main, app and the commands serve, chat, launch claude, run, launch env, ps, debug, doctor,
-pull, models, show, probe, limits, bench, tax, wire-compare, rollout, guard, config show, keys,
-verify, sign, version
+defines: main, app; serve, chat, launch_claude, run, launch_env, ps, debug, doctor, pull, models,
+probe, limits, bench, tax, wire_compare, config_show, verify, sign, version
 """
 
 from __future__ import annotations
