@@ -28,6 +28,7 @@ from sublimate.client import http_client
 from sublimate.config import EdgeSettings
 from sublimate.edge.app import EdgeServer
 from sublimate.edge.limits import HttpLimits
+from sublimate.edge.loading import OnDemand
 from sublimate.edge.observe.answer_metrics import AnswerMetrics
 from sublimate.edge.routes import Routes
 from sublimate.edge.server import create_server
@@ -139,6 +140,7 @@ def serve(
     http3: bool = False,
     constrains: bool = True,
     routes: Routes = ROUTES,
+    on_demand: OnDemand | None = None,
 ) -> Iterator[Served]:
     """A server for the time of a with block. constrains: answers are held to their schemas; else
     the script may say anything."""
@@ -177,6 +179,7 @@ def serve(
         http_limits=limits,
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,
+        on_demand=on_demand,
     )
     server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
     url = f"http://127.0.0.1:{port}"
@@ -185,13 +188,18 @@ def serve(
         try:
             yield served
         finally:
-            served.call(server.close)
-            asyncio.run_coroutine_threadsafe(server.wait_closed(), loop).result(WAIT_SECONDS)
-            loop.call_soon_threadsafe(loop.stop)
-            edge.join()
+            _close(served, edge)
             engine.stop()
             running.join()
             sock.close()
+
+
+def _close(served: Served, edge: threading.Thread) -> None:
+    served.call(served.server.close)
+    closing = served.server.wait_closed()
+    asyncio.run_coroutine_threadsafe(closing, served.loop).result(WAIT_SECONDS)
+    served.loop.call_soon_threadsafe(served.loop.stop)
+    edge.join()
 
 
 def _carried(

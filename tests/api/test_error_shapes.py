@@ -298,6 +298,7 @@ CAUSES = {
     "draining": "operations::drain_ends_streams_at_its_limit",
     "engine_unavailable": "messages::count_tokens_needs_no_engine_and_no_context",
     "hardware_not_supported": "operations::an_engine_that_will_not_come_back_says_why",
+    "model_not_loaded": "several_models::a_model_that_cannot_be_loaded_is_a_503_and_tried_again",
     "load_failed": "error_shapes::a_model_that_does_not_load",
     "engine_tripped": "standing::a_tripped_engine_takes_nothing_new_and_ends_what_it_has",
     "fallback_refused": "fallback::a_request_that_the_other_does_not_take_is_a_400_from_our_table",

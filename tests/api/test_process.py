@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import httpx
-import numpy as np
 import pytest
 
 from grammar import check_stream
@@ -25,6 +23,7 @@ from sublimate.control import channel
 from sublimate.control.child import spawn
 from sublimate.edge.textmodel import load_text_model
 from sublimate.errors import ExitCode, ModelError
+from tiny_file import write_tiny
 from tiny_model import STOP, tiny_metadata
 
 WAIT_SECONDS = 15.0
@@ -33,25 +32,7 @@ WAIT_SECONDS = 15.0
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A GGUF file with the tiny tokenizer and hardly anything else."""
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    writer = gguf.GGUFWriter(str(path), "llama")
-    metadata = tiny_metadata()
-    writer.add_name(metadata["general.name"])
-    writer.add_tokenizer_model(metadata["tokenizer.ggml.model"])
-    writer.add_tokenizer_pre(metadata["tokenizer.ggml.pre"])
-    writer.add_token_list(metadata["tokenizer.ggml.tokens"])
-    writer.add_token_types(metadata["tokenizer.ggml.token_type"])
-    writer.add_token_merges(metadata["tokenizer.ggml.merges"])
-    writer.add_bos_token_id(metadata["tokenizer.ggml.bos_token_id"])
-    writer.add_eos_token_id(metadata["tokenizer.ggml.eos_token_id"])
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(metadata["tokenizer.chat_template"])
-    writer.add_tensor("token_embd.weight", np.zeros((1, 32), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 @dataclass

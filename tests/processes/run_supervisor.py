@@ -16,7 +16,8 @@ from sublimate.cli.output import run_guarded
 from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.guard.engine_watch import EngineWatch
-from sublimate.supervisor.launch import Launch, stamp
+from sublimate.model.source import stamp
+from sublimate.supervisor.launch import Launch
 from sublimate.supervisor.listen import Listeners, WorkerSockets, bind_each
 from sublimate.supervisor.supervise import Supervisor
 

@@ -32,6 +32,7 @@ class FakeServer:
         info: dict[str, Any],
         on_broken: Callable[[], None],
         *,
+        model: str,
         engine: int,
         worker: int,
         prefixes: _core.PrefixTable | None,

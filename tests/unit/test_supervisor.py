@@ -68,11 +68,16 @@ def test_the_wire_form_is_the_documented_one() -> None:
     decoded = msgspec.json.decode(msgspec.json.encode(start))
     assert decoded["op"] == "start" and decoded["model_name"] == "m"
     for union, ops in (
-        (channel.FromEdge, {"ready", "region_broken", "engine_idle", "drained"}),
+        (
+            channel.FromEdge,
+            {"ready", "region_broken", "engine_idle", "drained"}
+            | {"model_wanted", "model_taken", "model_stop"},
+        ),
         (
             channel.ToEdge,
             {"start", "engine_up", "engine_lost", "engine_leaving", "health", "kernel_memory"}
-            | {"sibling", "sibling_gone", "reload", "drain", "stop"},
+            | {"sibling", "sibling_gone", "reload", "drain", "stop"}
+            | {"model_failed", "model_changed"},
         ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}

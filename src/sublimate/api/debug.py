@@ -79,7 +79,7 @@ def follow(server: EdgeServer, exchange: Exchange) -> None:
     engine = server.engine
     about = {
         "version": server.version,
-        "model": server.model.name,
+        "model": server.models.main.name,
         "pages": engine.stats()["pages_total"] if engine is not None else 0,
         "clock_ns": time.monotonic_ns(),
     }

@@ -116,7 +116,7 @@ class Fallback:
             self._probe = None
         if not answer.is_broken:
             self.engine_circuit.succeeded()
-        elif answer.stop_reason == "engine_lost" and self._server.engine is None:
+        elif answer.stop_reason == "engine_lost" and not self._server.models.links:
             # While another engine is left the requests are its own; a single answer that failed
             # says nothing of those of others.
             self.engine_circuit.failed(time.monotonic())
@@ -130,7 +130,7 @@ class Fallback:
         if reason is None:
             return False
         now = time.monotonic()
-        is_down = reason in ENGINE_IS_DOWN and self._server.engines.is_tripped
+        is_down = reason in ENGINE_IS_DOWN and self._server.models.are_tripped
         if is_down and self.engine_circuit.state == "closed":
             self.engine_circuit.trip(now)
         if not self._may_go(exchange, now):

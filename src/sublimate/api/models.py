@@ -5,6 +5,7 @@ defines: list_models, retrieve_model, no_embeddings, entry
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,26 +50,41 @@ def capabilities(thinks: bool) -> dict[str, Any]:
 
 
 def entry(served: Served, identifier: str) -> dict[str, Any]:
-    """The union of both families' fields. Token counts are what is served, not what was trained."""
-    model = served.text
-    created = datetime.fromtimestamp(model.created_seconds, UTC)
-    context = served.context_tokens
-    return {
+    """The union of both families' fields. Token counts are what is served, not what was trained;
+    null before the model was loaded for the first time."""
+    text = served.text_if_read
+    created = datetime.fromtimestamp(served.created_seconds, UTC)
+    context = served.context_tokens or (None if served.rests else 0)
+    thinks = text is not None and text.template.thinking_format is not None
+    told = {
         "type": "model",
         "id": identifier,
-        "display_name": model.display_name,
+        "display_name": served.display_name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "line": None,
         "max_input_tokens": context,
         "max_tokens": context,
-        "capabilities": capabilities(model.template.thinking_format is not None),
+        "capabilities": capabilities(thinks),
         "deprecated_at": None,
         "retires_at": None,
         "object": "model",
-        "created": model.created_seconds,
+        "created": served.created_seconds,
         "owned_by": "sublimate",
-        "template": str(model.template.report),
+        "template": str(text.template.report) if text is not None else "",
+    }
+    return {**told, **_standing(served)} if served.loads else told
+
+
+def _standing(served: Served) -> dict[str, Any]:
+    """Of one that is not always in memory."""
+    used = served.used_seconds()
+    idle = None if not used else round(max(0.0, time.monotonic() - used), 1)
+    return {
+        "state": served.state,
+        "memory_bytes": served.memory_bytes(),
+        "requests": served.requests(),
+        "idle_seconds": idle,
     }
 
 

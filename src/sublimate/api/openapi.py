@@ -286,11 +286,11 @@ def page(server: EdgeServer, exchange: Exchange) -> None:
         f"<td>{html.escape(str(schema.get('description', '')))}</td></tr>"
         for name, schema in SCHEMAS["MessagesRequest"]["properties"].items()
     )
-    example = EXAMPLE.format(base=exchange.base_url(), model=server.model.name)
+    example = EXAMPLE.format(base=exchange.base_url(), model=server.models.main.name)
     text = (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Sublimate API</title>"
         f"<style>{STYLE}</style><h1>Sublimate {html.escape(server.version)}</h1>"
-        f"<p>Model <code>{html.escape(server.model.name)}</code>. "
+        f"<p>Model <code>{html.escape(server.models.main.name)}</code>. "
         "The whole description: <a href=/openapi.json>/openapi.json</a>.</p>"
         f"<pre>{html.escape(example)}</pre><h2>Paths</h2><table>{rows}</table>"
         f"<h2>Fields of a message request</h2><table>{fields}</table></html>"

@@ -20,6 +20,7 @@ from ..edge.exchange import Exchange
 from ..edge.generate import NeedsThreadError, check_length, prepare
 from ..edge.json_bounds import check_json
 from ..edge.memory import trimmed
+from ..edge.served import NotLoadedError
 from ..model.template import Rendered
 from ..model.tokenizer import Tokenizer
 from .decode import decode_body
@@ -77,15 +78,17 @@ def _answered(
         check_json(body)
         return work(body)
 
+    async def made() -> bytes:
+        return await server.loop.run_in_executor(server.aside, lambda: trimmed(make, len(body)))
+
     async def elsewhere() -> None:
-        made = server.loop.run_in_executor(server.aside, lambda: trimmed(make, len(body)))
-        exchange.send_json(200, await made)
+        exchange.send_json(200, await server.models.once_loaded(made))
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere()
     try:
         answer = make()
-    except NeedsThreadError:
+    except (NeedsThreadError, NotLoadedError):
         return elsewhere()
     exchange.send_json(200, answer)
     return None
@@ -96,7 +99,7 @@ def _of_text(served: Served, asked: TokenizeBody) -> list[int]:
         raise field_error("prompt", "field required")
     tokenizer = served.text.tokenizer
     check_length(Rendered(asked.prompt, ""), tokenizer, served.prompt_tokens_max, is_counted=True)
-    ids = tokenizer.encode_pieces(tokenizer.begun([asked.prompt]))[0]
+    ids = tokenizer.encode_pieces(tokenizer.begun([asked.prompt], []))[0]
     bos = tokenizer.leading_bos(ids) if asked.add_special_tokens else b""
     return array("i", bos + ids).tolist()
 

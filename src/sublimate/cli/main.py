@@ -10,7 +10,6 @@ probe, limits, bench, tax, wire_compare, config_show, verify, sign, version
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,10 +20,12 @@ from . import options as flags
 from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
+from .library import ls_command, rm_command, stop_command
 from .output import note, run_guarded
 from .reload import reload_command
 from .rollout import rollout_app
 from .show import show_command
+from .signed import sign_command, verify_command
 
 app = typer.Typer(
     name="sublimate",
@@ -39,7 +40,16 @@ app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
-for called, command in (("kernel", kernel), ("reload", reload_command), ("show", show_command)):
+for called, command in (
+    ("kernel", kernel),
+    ("reload", reload_command),
+    ("show", show_command),
+    ("ls", ls_command),
+    ("rm", rm_command),
+    ("stop", stop_command),
+    ("verify", verify_command),
+    ("sign", sign_command),
+):
     app.command(called)(command)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
@@ -66,7 +76,10 @@ def _exit(code: int) -> None:
 
 @app.command()
 def serve(
-    model: flags.Model = None,
+    model: flags.Models = None,
+    library: flags.Library = None,
+    idle_unload: flags.IdleUnload = None,
+    models_memory: flags.ModelsMemory = None,
     host: flags.Host = None,
     port: flags.Port = None,
     tls: flags.Tls = None,
@@ -130,16 +143,26 @@ def serve(
     json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
     config: flags.ConfigFile = None,
 ) -> None:
-    """Serve a model on http://127.0.0.1:8000 (Messages API)."""
-    given: dict[str, Any] = {**locals(), "log_format": "json" if json else log_format}
-    del given["json"], given["config"]
-    _exit(run_guarded(lambda: _serve(lambda: _settings(config, **given))))
+    """Serve a model, or several, on http://127.0.0.1:8000 (Messages API)."""
+    _serve(dict(locals()))
 
 
-def _serve(settings: Callable[[], Effective]) -> int:
-    from .serve import serve as run
+def _serve(given: dict[str, Any]) -> None:
+    config = given.pop("config")
+    if given.pop("json"):
+        given["log_format"] = "json"
+    model = given["model"] or [None]
+    given["model"], given["models"] = model[0], model[1:]
 
-    return run(settings(), settings)
+    def settings() -> Effective:
+        return _settings(config, **given)
+
+    def action() -> int:
+        from .serve import serve as run
+
+        return run(settings(), settings)
+
+    _exit(run_guarded(action))
 
 
 @app.command()
@@ -545,39 +568,6 @@ def config_show(json: flags.Json = False, config: flags.ConfigFile = None) -> No
         from .config import show
 
         return show(_settings(config), json)
-
-    _exit(run_guarded(action))
-
-
-@app.command()
-def verify(
-    package: Annotated[
-        Path | None, typer.Option(help="The package's folder in another installation.")
-    ] = None,
-    key: Annotated[str, typer.Option(help="Fingerprint of the key that must have signed it.")] = "",
-    json: flags.Json = False,
-) -> None:
-    """Check every file of this installation against its signed manifest."""
-
-    def action() -> int:
-        from .verify import verify as run
-
-        return run(package, key, json)
-
-    _exit(run_guarded(action))
-
-
-@app.command()
-def sign(
-    wheel: Annotated[Path, typer.Argument(help="A wheel of Sublimate; it is rewritten.")],
-    key: Annotated[Path, typer.Option(help="Ed25519 private key, PEM.")],
-) -> None:
-    """Sign a wheel of your own build."""
-
-    def action() -> int:
-        from .verify import sign as run
-
-        return run(wheel, key)
 
     _exit(run_guarded(action))
 

@@ -34,6 +34,11 @@ def _option(name: str, *extra: str) -> Any:
 
 
 Model = Annotated[str | None, _option("model", "-m")]
+Models = Annotated[list[str] | None, _option("model", "-m")]
+"""The first is the main one."""
+Library = Annotated[str | None, _option("library")]
+IdleUnload = Annotated[float | None, _option("idle_unload")]
+ModelsMemory = Annotated[str | None, _option("models_memory")]
 Host = Annotated[str | None, _option("host")]
 Port = Annotated[int | None, _option("port", "-p")]
 Workers = Annotated[int | None, _option("workers", "-w")]

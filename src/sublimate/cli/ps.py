@@ -12,11 +12,24 @@ from urllib.parse import urlsplit
 import msgspec
 from rich.table import Table
 
+from ..config import format_size
 from ..errors import ExitCode, PeerError
 from .output import out
 from .peer import Peer, gauges, local_urls
 
 UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+VENDOR_PREFIX = "claude-"
+"""Each model is listed twice, once with this before its name."""
+
+
+class ModelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of a server, as /v1/models tells of it."""
+
+    id: str
+    state: str
+    memory_bytes: int
+    requests: int
+    idle_seconds: float | None = None
 
 
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +47,20 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pages, those that running requests hold."""
     uptime_seconds: int = 0
     """Of its edge process."""
+    models: tuple[ModelLine, ...] = ()
+    """Of a server whose models come and go."""
     problem: str = ""
     """Why the rest is not known; empty if it is."""
 
 
 class _Started(msgspec.Struct):
     created: int
+    state: str = ""
+    """Of a model that may be out of memory."""
+
+
+class _Listed(msgspec.Struct):
+    data: list[ModelLine]
 
 
 class _WellKnown(msgspec.Struct):
@@ -62,7 +83,14 @@ def row_of(peer: Peer) -> ServerRow:
         step_rows=int(numbers.get("step_rows", 0)),
         kv_share=round(1 - idle / pages, 3) if pages else 0.0,
         uptime_seconds=max(0, int(time.time()) - entry.created),
+        models=_models_of(peer) if entry.state else (),
     )
+
+
+def _models_of(peer: Peer) -> tuple[ModelLine, ...]:
+    """Each under its own name. Raises PeerError."""
+    listed = msgspec.convert(peer.json("/v1/models?limit=1000"), _Listed).data
+    return tuple(one for one in listed if not one.id.startswith(VENDOR_PREFIX))
 
 
 def table_of(rows: list[ServerRow]) -> Table:
@@ -111,9 +139,24 @@ def ps(peer: Peer, url: str, as_json: bool) -> ExitCode:
     if table.row_count:
         out.print(table)
     for row in rows:
+        if row.models:
+            out.print(_models_table(row))
+    for row in rows:
         if row.problem:
             out.print(row.problem)
     return ExitCode.OK
+
+
+def _models_table(row: ServerRow) -> Table:
+    table = Table(box=None)
+    table.add_column(row.url, overflow="fold")
+    for title in ("state", "memory", "requests", "unused for"):
+        table.add_column(title, no_wrap=True)
+    for one in row.models:
+        idle = "" if one.idle_seconds is None else span(int(one.idle_seconds))
+        memory = format_size(one.memory_bytes) if one.memory_bytes else ""
+        table.add_row(one.id, one.state, memory, str(one.requests), idle)
+    return table
 
 
 def _found(key: str) -> list[ServerRow]:

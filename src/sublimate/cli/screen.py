@@ -76,6 +76,9 @@ class JsonReporter:
         """Something that was passed over."""
         self._say("noted", text=text)
 
+    def model(self, name: str, what: str) -> None:
+        self._say("model", name=name, what=what)
+
     def draining(self, seconds: float) -> None:
         self._say("draining", seconds=seconds)
 
@@ -151,6 +154,10 @@ class ScreenReporter:
     def noted(self, text: str) -> None:
         """Something that was passed over."""
         self._log(text)
+
+    def model(self, name: str, what: str) -> None:
+        if self._was_ready:
+            self._console.print(f"{name}: {what}", soft_wrap=True)
 
     def draining(self, seconds: float) -> None:
         self._end_bar()

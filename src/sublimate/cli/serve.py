@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..config import Effective, Settings, cache_folder, data_folder, keys_path
+from ..config import Effective, Settings, data_folder, keys_path
 from ..control.run_record import RunRecord
 from ..edge.tls import server_context
 from ..engine.loader import check_kv_memory
@@ -26,8 +26,7 @@ from ..errors import ConfigError, ExitCode
 from ..guard.orphans import by_kind, look, places_of
 from ..keys import read_keys
 from ..model.adapters import check_adapters
-from ..model.files import ModelFile, fetch
-from ..model.source import header_of, stamp
+from ..model.source import header_of
 from ..supervisor.launch import EDGE_MODULE, Launch
 from ..supervisor.listen import (
     Listeners,
@@ -43,12 +42,13 @@ from ..supervisor.supervise import Supervisor
 from .certificate import own_certificate
 from .output import note
 from .screen import JsonReporter, ScreenReporter
+from .served_models import launch_of
 
 if TYPE_CHECKING:
     from ..probe.nvml import NvmlAnswer
 
 
-READ_AGAIN = ("api_key_file",)
+READ_AGAIN = ("api_key_file", "library", "idle_unload", "models_memory")
 """Settings of the supervisor's section that a reload takes."""
 
 
@@ -161,23 +161,6 @@ def _bound(settings: Settings, stack: contextlib.ExitStack) -> Listeners:
     return Listeners(tuple(WorkerSockets(*socks) for socks in each), grpc_address)
 
 
-def _launch(settings: Settings, file: ModelFile, edge_module: str, *, stays: bool) -> Launch:
-    """stays: a file that is no model is for engine and edge to find, which say so to every request.
-    Raises SublimateError."""
-    if not settings.engine.script:
-        workers = settings.server.workers
-        check_kv_memory(settings.engine.kv_memory, workers, file.size_bytes)
-    if not stays:
-        check_header(str(file.path))
-    return Launch(
-        settings=settings,
-        model_path=str(file.path),
-        model_name=file.name,
-        edge_module=edge_module,
-        model_stamp=stamp(str(file.path)),
-    )
-
-
 def passed_over(before: Settings, now: Settings) -> list[str]:
     """A sentence of the settings that a reload does not take, if there are any."""
     names = [name for name in msgspec.structs.asdict(now.server) if name not in READ_AGAIN]
@@ -211,9 +194,10 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
         _check_fallback(settings, listeners)
 
         def launch(settings: Settings, edge_module: str, *, stays: bool = False) -> Launch:
-            file = fetch(settings.model, cache_folder(settings), reporter.fetching)
-            reporter.model_name = file.name
-            return _launch(settings, file, edge_module, stays=stays)
+            check = None if stays else check_header
+            made = launch_of(settings, edge_module, reporter.fetching, check)
+            reporter.model_name = made.model_name
+            return made
 
         edge_module = EDGE_MODULE
         first = launch(settings, edge_module, stays=settings.server.stay)
@@ -233,7 +217,9 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
             for text in notes:
                 reporter.noted(text)
             # Where it listens, and how many there are, is settled while it runs.
-            now = msgspec.structs.replace(now, server=settings.server)
+            again = {name: getattr(now.server, name) for name in READ_AGAIN}
+            server = msgspec.structs.replace(settings.server, **again)
+            now = msgspec.structs.replace(now, server=server)
             _check_fallback(now, listeners)
             return launch(now, edge_module)
 

@@ -1,13 +1,14 @@
 """All settings: one typed tree, and how it is filled.
 
-Reading order: section, then engine, edge and server (a section each: add a setting there), tree,
-sizes, folders, load. Imported from here; each name is defined in one of them.
+Reading order: section, then engine, edge and server (a section each: add a setting there), models,
+tree, sizes, folders, load. Imported from here; each name is defined in one of them.
 """
 
 from .edge import EdgeSettings
 from .engine import EngineSettings
 from .folders import cache_folder, data_folder, default_config_path, keys_path
 from .load import Effective, load_settings
+from .models import ModelSettings
 from .section import (
     CONTEXT_TOKENS_MAX,
     DEFAULT_PORT,
@@ -40,6 +41,7 @@ __all__ = [
     "EngineSettings",
     "Field",
     "LogSettings",
+    "ModelSettings",
     "Profile",
     "ServerSettings",
     "Settings",

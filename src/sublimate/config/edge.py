@@ -17,6 +17,7 @@ from .section import (
     TARGET_SECONDS_MAX,
     Profile,
     Section,
+    ToolFormatName,
 )
 
 
@@ -71,7 +72,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
         str, Meta(description="Folder for batches, files and a certificate; empty: user data.")
     ] = ""
     tool_format: Annotated[
-        Literal["", "generic", "hermes", "llama3", "mistral", "mistral-named", "gemma"],
+        ToolFormatName,
         Meta(description="How the model writes tool calls; empty: as its chat template tells."),
     ] = ""
     request_gzip: Annotated[

@@ -17,10 +17,14 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import ConfigError, nearest
+from .engine import EngineSettings
 from .folders import default_config_path
+from .models import ModelSettings, with_models
 from .sizes import parse_size
 from .tree import ENVIRONMENT_PREFIX, FIELDS, SECTIONS, Field, Settings
 
+MODELS = "models"
+"""A list of tables in the file, and further models among the flags."""
 PINNED_PROFILE_VARIABLE = "EXECUTION_PROFILE"
 # Read elsewhere (by the commands, the edge's limits, a child), so they are no mistakes.
 OTHER_VARIABLES = (
@@ -93,18 +97,24 @@ def _checked(field: Field, value: Any, origin: str) -> Any:
     return getattr(section, field.name)
 
 
-def _from_file(path: Path, required: bool) -> dict[str, tuple[Any, str]]:
+def _table(path: Path, required: bool) -> dict[str, Any]:
+    """The file as it is; empty without one that need not be there. Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file)
     except FileNotFoundError:
         if required:
             raise ConfigError(f"The configuration file {path} does not exist.") from None
         return {}
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error}") from None
+
+
+def _from_table(table: Mapping[str, Any], path: Path) -> dict[str, tuple[Any, str]]:
     flat: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
+        if key == MODELS:
+            continue
         if key in SECTIONS and isinstance(value, dict):
             entries = cast(dict[str, Any], value)
         else:
@@ -115,6 +125,33 @@ def _from_file(path: Path, required: bool) -> dict[str, tuple[Any, str]]:
                 raise ConfigError(f"Unknown setting {name!r} in {path}.{hint}")
             flat[name] = (entry, f"file {path}")
     return flat
+
+
+def _models_of(table: Mapping[str, Any], path: Path, base: dict[str, Any]) -> list[ModelSettings]:
+    """The tables [[models]], on top of what holds for all. Raises ConfigError."""
+    entries: Any = table.get(MODELS, [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{MODELS} in {path}: expected tables, each begun with [[{MODELS}]].")
+    found: list[ModelSettings] = []
+    for number, entry in enumerate(cast(list[Any], entries), 1):
+        place = f"[[{MODELS}]] number {number} in {path}"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{place}: expected a table.")
+        own, engine = dict[str, Any](), dict(base)
+        for name, value in cast(dict[str, Any], entry).items():
+            if name in FIELDS and FIELDS[name].section == "engine":
+                engine[name] = _checked(FIELDS[name], value, place)
+            elif name in ModelSettings.__struct_fields__ and name != "engine":
+                own[name] = value
+            else:
+                known = [*ModelSettings.__struct_fields__, *EngineSettings.__struct_fields__]
+                raise ConfigError(f"Unknown setting {name!r} in {place}.{nearest(name, known)}")
+        try:
+            one = msgspec.convert(own, ModelSettings)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{place}: {error}.") from None
+        found.append(msgspec.structs.replace(one, engine=EngineSettings(**engine)))
+    return found
 
 
 def _from_environment(
@@ -168,14 +205,17 @@ def load_settings(
     named = config or (
         Path(environment["SUBLIMATE_CONFIG"]) if environment.get("SUBLIMATE_CONFIG") else None
     )
-    chosen = _from_file(named or default_config_path(), required=named is not None)
+    path = named or default_config_path()
+    table = _table(path, required=named is not None)
+    chosen = _from_table(table, path)
     from_environment, notes = _from_environment(environment)
     chosen.update(from_environment)
     for name, value in (flags or {}).items():
         if value is not None:
-            chosen[name] = (value, f"flag {FIELDS[name].flag}")
+            chosen[name] = (value, f"flag {FIELDS[name].flag}" if name in FIELDS else "flag")
     values: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
     origins = {name: "default" for name in FIELDS}
+    others = tuple(chosen.pop(MODELS, ((), ""))[0])
     for name, (value, origin) in chosen.items():
         field = FIELDS[name]
         values[field.section][name] = _checked(field, value, origin)
@@ -186,4 +226,15 @@ def load_settings(
         values["edge"]["api_keys"] = tuple(values["edge"].get("api_keys", ())) + keys
         origins["api_keys"] = origins["api_key_file"]
     tree = {name: section(**values[name]) for name, section in SECTIONS.items()}
+    # Adapters are of one model: those of no table are the main one's.
+    lora = values["engine"].get("lora", ())
+    plain = {name: value for name, value in values["engine"].items() if name != "lora"}
+    tables = _models_of(table, path, plain)
+    named = values[""].get("model", "")
+    if models := with_models(named, others, tables, EngineSettings(**plain)):
+        first = models[0]
+        if lora and not first.engine.lora:
+            engine = msgspec.structs.replace(first.engine, lora=lora)
+            models = (msgspec.structs.replace(first, engine=engine), *models[1:])
+        values[""] |= {"model": first.path, MODELS: models}
     return Effective(Settings(**values[""], **cast(Any, tree)), origins, tuple(notes))

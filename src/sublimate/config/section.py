@@ -1,6 +1,6 @@
 """What every section of the settings builds on, and the bounds that more than one place reads.
 
-defines: Section, Profile, PROFILES, bounds and defaults
+defines: Section, Profile, PROFILES, ToolFormatName, bounds and defaults
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ BATCH_CONCURRENCY_MAX = 64
 DRAIN_SECONDS_MAX = 86_400
 WATCHDOG_SECONDS_MAX = 86_400
 GPU_CELSIUS_MAX = 200
+IDLE_SECONDS_MAX = 31_536_000
 KERNEL_ENTRIES_MAX = 1 << 20
 WORKERS_MAX = 16
 TARGET_SECONDS_MAX = 86_400
 STALLED_SECONDS = 5.0
 """An engine that stands still for so long is not healthy, and lost to its requests."""
 
+ToolFormatName = Literal["", "generic", "hermes", "llama3", "mistral", "mistral-named", "gemma"]
+"""How a model writes tool calls."""
 Profile = Literal["low-latency", "high-throughput", "long-context"]
 PROFILES: tuple[Profile, ...] = ("low-latency", "high-throughput", "long-context")
 

@@ -15,6 +15,7 @@ from .section import (
     DEFAULT_PORT,
     DEFAULT_TLS_PORT,
     GPU_CELSIUS_MAX,
+    IDLE_SECONDS_MAX,
     KERNEL_ENTRIES,
     KERNEL_ENTRIES_MAX,
     PORT_MAX,
@@ -105,6 +106,31 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             ge=0,
             le=GPU_CELSIUS_MAX,
             description="Degrees Celsius from which on a GPU gets no new work; 0: its own limit.",
+        ),
+    ] = 0
+    library: Annotated[
+        str,
+        Meta(
+            description="Folder whose models are served too, by the names of their files, each "
+            "loaded when it is asked for; `cache`: where `pull` puts them; empty: none."
+        ),
+    ] = ""
+    idle_unload: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=IDLE_SECONDS_MAX,
+            description="A model that nobody has used for so many seconds is taken out of memory, "
+            "until somebody asks for it; 0: never.",
+        ),
+    ] = 0.0
+    models_memory: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory for the weights and keys and values of several models: the one "
+            "that was used least lately makes room; 0: half of the machine's.",
+            extra={"size": True},
         ),
     ] = 0
     api_key_file: Annotated[

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from .edge import EdgeSettings
 from .engine import EngineSettings
+from .models import ModelSettings
 from .section import Section
 from .server import ServerSettings
 
@@ -37,6 +38,8 @@ class Settings(Section, frozen=True, kw_only=True):
         str,
         Meta(min_length=1, description="Name, path of a .gguf file, or Hugging Face repository."),
     ] = "smollm2-135m-instruct"
+    models: tuple[ModelSettings, ...] = ()
+    """If there are several, or a table says more of the one: all, the main one first."""
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
     edge: EdgeSettings = EdgeSettings()

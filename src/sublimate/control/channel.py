@@ -5,8 +5,9 @@ descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request pas
 
 defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Weights, Ready,
          Failed, Attached), to the edge (Start, Sibling, SiblingGone, KernelMemory, EngineUp,
-         EngineLost, EngineLeaving, Health, Reload, Drain, Stop), from it (EdgeReady, RegionBroken,
-         EngineIdle, Drained), Received, Channel, names of threads
+         EngineLost, EngineLeaving, ModelFailed, ModelChanged, Health, Reload, Drain, Stop), from it
+         (EdgeReady, RegionBroken, EngineIdle, ModelWanted, ModelTaken, ModelStop, Drained),
+         ModelPlace, Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Load(Message, frozen=True, tag="load"):
     `prefix_secret`: 64 bits that the engines of a server share, so that one PrefixHasher serves for
     all of them; 0: a secret of the engine's own. A descriptor beside it: what an engine before it
     sent with Weights. `cpus`: where all its threads stay; empty: wherever they may run. `engines`:
-    how many share the machine's memory. `measured`: by the engine before it.
+    how many share the machine's memory, `kv_parts` into how many parts what keys and values may
+    have of it falls beyond that. `measured`: by the engine before it.
     """
 
     settings: EngineSettings
@@ -47,6 +49,7 @@ class Load(Message, frozen=True, tag="load"):
     prefix_secret: int = 0
     cpus: tuple[int, ...] = ()
     engines: int = 1
+    kv_parts: int = 1
     measured: Measured | None = None
 
 
@@ -100,6 +103,15 @@ class Attached(Message, frozen=True, tag="attached"):
 
 
 # ---- supervisor -> edge ----
+class ModelPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that an edge can serve."""
+
+    name: str
+    path: str
+    tool_format: str = ""
+    file_bytes: int = 0
+
+
 class Start(Message, frozen=True, tag="start"):
     """Begin to answer on the listening socket that travels with this message, and with TLS on the
     second one if there are two. `grpc_address`: host:port for gRPC, which the supervisor holds for
@@ -122,6 +134,12 @@ class Start(Message, frozen=True, tag="start"):
     """It takes over from another: it listens once there is an engine."""
     stays: bool = False
     """A model file that cannot be read is no reason to end: say so to every request."""
+    loads: bool = False
+    """Models are loaded when one asks for them (ModelWanted), and may be gone in between."""
+    model_bytes: int = 0
+    """Of the main model's files."""
+    more_models: tuple[ModelPlace, ...] = ()
+    """Beside the one named above, the main one."""
     extras: tuple[str, ...] = ()
     """Names of the descriptors behind the sockets: inbox, that of this edge (edge/siblings.py);
     quotas, memory of all edges (edge/ledger.py)."""
@@ -161,10 +179,11 @@ class EngineUp(Message, frozen=True, tag="engine_up"):
     that of its PrefixTable.
 
     `edge` names the pair, as in Attach; RegionBroken says it again. `engine` names the engine,
-    `worker` whose it is.
+    `worker` whose it is, `model` what it computes; empty: the main one.
     """
 
     info: dict[str, Any]
+    model: str = ""
     edge: int = 0
     engine: int = 0
     worker: int = 0
@@ -197,6 +216,21 @@ class EngineLeaving(Message, frozen=True, tag="engine_leaving"):
     """Give that engine nothing more, and say EngineIdle when it has nothing left to do here."""
 
     engine: int
+
+
+class ModelFailed(Message, frozen=True, tag="model_failed"):
+    """That model could not be loaded; ask again for another try. Who waits for it gets a 503."""
+
+    model: str
+    reason: str
+    message: str
+
+
+class ModelChanged(Message, frozen=True, tag="model_changed"):
+    """The model's file is another one now: what was read of it holds no more for the engines that
+    come. Those before them are gone by then."""
+
+    model: str
 
 
 class Reload(Message, frozen=True, tag="reload"):
@@ -236,6 +270,24 @@ class EngineIdle(Message, frozen=True, tag="engine_idle"):
     engine: int
 
 
+class ModelWanted(Message, frozen=True, tag="model_wanted"):
+    """Requests wait here for an engine of that model. It is not taken away before ModelTaken."""
+
+    model: str
+
+
+class ModelTaken(Message, frozen=True, tag="model_taken"):
+    """Nobody waits here any more: their requests were handed over, or have given up."""
+
+    model: str
+
+
+class ModelStop(Message, frozen=True, tag="model_stop"):
+    """Somebody who may wants that model out of memory, once what it has is done."""
+
+    model: str
+
+
 class Drained(Message, frozen=True, tag="drained"):
     """No request is in flight any more."""
 
@@ -250,12 +302,14 @@ ToEdge = (
     | EngineUp
     | EngineLost
     | EngineLeaving
+    | ModelFailed
+    | ModelChanged
     | Health
     | Reload
     | Drain
     | Stop
 )
-FromEdge = EdgeReady | RegionBroken | EngineIdle | Drained
+FromEdge = EdgeReady | RegionBroken | EngineIdle | ModelWanted | ModelTaken | ModelStop | Drained
 
 WORD_BYTES = array.array("i").itemsize
 RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * WORD_BYTES)

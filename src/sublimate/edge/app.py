@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import _core
 from ..config import EdgeSettings
+from ..control.channel import ModelPlace
 from ..errors import ConfigError
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
@@ -32,6 +33,7 @@ from .http import Connection, HttpConnection
 from .idempotency import Outcomes, may_repeat
 from .ledger import SharedLedgers
 from .limits import HttpLimits
+from .loading import Loading, OnDemand
 from .masks import yield_to_others
 from .models import Models
 from .observe.leftovers import orphan_families
@@ -77,6 +79,7 @@ class EdgeServer:
         http_limits: HttpLimits | None = None,
         place: Place = ALONE,
         ledgers: SharedLedgers | None = None,
+        on_demand: OnDemand | None = None,
     ) -> None:
         self.settings = settings
         self.place = place
@@ -95,9 +98,7 @@ class EdgeServer:
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
-        served = Served(model, self.loop, self.stories, place, routes=settings.routing == "prefix")
-        self.models = Models([served])
-        self.models.add_aliases(settings.aliases)
+        self.models = self._open_models(model, on_demand)
         self.metrics = Metrics(lambda: self.models.all, settings.metrics_compat)
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
@@ -127,6 +128,25 @@ class EdgeServer:
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
+
+    def _open_models(self, text: TextModel, on_demand: OnDemand | None) -> Models:
+        """Raises ConfigError for an alias of none of them."""
+        places = (ModelPlace(name=text.name, path=""),)
+        if on_demand is not None:
+            places = (on_demand.main, *on_demand.more)
+        routes = self.settings.routing == "prefix"
+        texts = [text, *[None] * (len(places) - 1)]
+        models = Models(
+            Served(where, of, self.loop, self.stories, self.place, routes=routes)
+            for where, of in zip(places, texts, strict=True)
+        )
+        if on_demand is not None:
+            for one in models.all:
+                one.loads = True
+            tell, queue_max = on_demand.tell, self.settings.queue_max
+            models.loading = Loading(self.loop, self.aside, tell, queue_max)
+        models.add_aliases(self.settings.aliases)
+        return models
 
     # ---- connections (Application of http.py) --------------------------------------------------
     async def listen(self, sock: Any) -> None:
@@ -442,7 +462,10 @@ class EdgeServer:
 
     def refuse_unread(self) -> None:
         """Before a request for an answer is read, where it is clear by then. Raises ApiError."""
-        self.engine_or_refuse(self.models.main)
+        if self.models.loading is None:
+            self.engine_or_refuse(self.models.main)
+        elif self.draining:
+            raise self.draining_error()
 
     def engine_or_refuse(self, served: Served) -> EngineLink:
         """Of a model. Raises ApiError while draining, without an engine, or with one that is not
@@ -456,7 +479,7 @@ class EdgeServer:
 
     def unready_reason(self) -> str:
         """Empty if new requests would be served."""
-        return "draining" if self.draining else self.models.main.unready_reason()
+        return "draining" if self.draining else self.models.unready_reason()
 
     def reload(self) -> None:
         """Read the keys file and the certificate again, each whatever becomes of the other. What is

@@ -35,7 +35,7 @@ class Engines:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        vocabulary: _core.Vocabulary,
+        vocabulary: Callable[[], _core.Vocabulary],
         metrics: AnswerMetrics,
         stories: Stories,
         signature_key: bytes,
@@ -44,7 +44,8 @@ class Engines:
         place: Place = ALONE,
         routes: bool = True,
     ) -> None:
-        """routes: by prefix, else every request goes to the near engine."""
+        """vocabulary: of the model, which is there once an engine is. routes: by prefix, else every
+        request goes to the near engine."""
         self.signature_key = signature_key
         """Of thinking blocks."""
         self.context_tokens = 0
@@ -62,6 +63,8 @@ class Engines:
         self._links: dict[int, EngineLink] = {}
         self._leaving: dict[int, EngineLink] = {}
         """They finish what they have."""
+        self.was_lost = False
+        """The last change was that one ended which was not to leave: it comes back by itself."""
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
 
     @property
@@ -106,7 +109,7 @@ class Engines:
         link = EngineLink(
             self._loop,
             region,
-            self._vocabulary,
+            self._vocabulary(),
             info,
             lambda: self._broke(number, link, on_broken),
             self._metrics.inter_token,
@@ -114,6 +117,7 @@ class Engines:
         )
         link.number, link.worker, link.prefixes = number, worker, prefixes
         self._links[number] = link
+        self.was_lost = False
         self._standing.came(number, worker)
         self._stories.engine_up(link.trace)
         self._changed()
@@ -130,6 +134,7 @@ class Engines:
         known = reason if reason in FOREVER_REASONS else "engine_unavailable"
         self._unavailable = (known, message)
         self._standing.lost(number)
+        self.was_lost |= number in self._links
         gone = [links.pop(number, None) for links in (self._links, self._leaving)]
         self._changed()  # before who hears of it asks for those that are left
         for link in gone:
@@ -142,6 +147,7 @@ class Engines:
         if number in self._leaving:
             raise ValueError("it leaves once")
         self._standing.left(number)
+        self.was_lost = False
         link = self._links.pop(number, None)
         if link is not None:
             self._leaving[number] = link

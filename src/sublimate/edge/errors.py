@@ -295,6 +295,9 @@ TABLE: dict[str, ErrorKind] = {
     "engine_unavailable": ErrorKind(
         503, OVERLOADED, "The model engine is not available now. Try again soon.", retry=True
     ),
+    "model_not_loaded": ErrorKind(
+        503, OVERLOADED, "The model {model} could not be loaded now. Try again later.", retry=True
+    ),
     "engine_tripped": ErrorKind(
         529,
         OVERLOADED,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from .._core import BlockFormat
@@ -23,18 +24,18 @@ from .blocks import block_format
 from .constraints import constrained, relaxed_header, wanted_of
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
-from .exchange import Exchange, Header, new_identifier
+from .exchange import Exchange, Header, Request, new_identifier
 from .generation import Generation, Prompt, Surface, thinking_limit
 from .json_bounds import check_json
 from .memory import trimmed
 from .observe.metrics import PARTS_PER_MILLION
 from .observe.timing import Timing
 from .relay import ElsewhereError
+from .served import NotLoadedError, Served
 from .textmodel import TextModel
 
 if TYPE_CHECKING:
     from .app import EdgeServer
-    from .served import Served
     from .stream import Answer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -64,10 +65,11 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
 def _submit(
     server: EdgeServer, exchange: Exchange, surface: Surface, prompt: Prompt, timing: Timing
 ) -> Awaitable[None] | None:
-    """Hand a prepared request to an engine when it is its turn. Raises ApiError."""
-    timing.prepared(*prompt.ends_ns)
+    """Hand a prepared request to an engine when it is its turn. Raises ApiError; NotLoadedError if
+    its model has left, or is another file by now."""
     served = server.models.of(prompt.generation.model_name)
-    server.engine_or_refuse(served)  # it may have gone while a worker thread prepared
+    timing.prepared(*prompt.ends_ns)
+    _check_there(server, served, prompt)
     if exchange.gone:
         return None
     engine, turn = _enter(server, served, exchange, prompt)
@@ -85,11 +87,19 @@ def _submit(
                 return
             if chosen in served.engines.links:
                 break
-            server.engine_or_refuse(served)
+            _check_there(server, served, prompt)
             chosen, until = _enter(server, served, exchange, prompt)
         _hand_over(server, served, chosen, exchange, surface, prompt, timing)
 
     return later()
+
+
+def _check_there(server: EdgeServer, served: Served, prompt: Prompt) -> None:
+    """It may have gone while a worker thread prepared or while others went first, or have come back
+    as another file. Raises ApiError, NotLoadedError."""
+    server.engine_or_refuse(served)
+    if served.text_version != prompt.text_version:
+        raise NotLoadedError(served, needs_engine=True)
 
 
 def _enter(
@@ -245,13 +255,10 @@ def prepared(
     compiled on a worker thread. `is_counted`: see `prepare`; nor does a request that is to be
     submitted wait for it. Raises ApiError."""
     request = exchange.request
-    charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
-    if charset not in ("", "utf-8", "utf8"):
-        raise ApiError("charset")
+    _check_charset(request)
     body = request.body
     if server.relief is None or is_counted:
         request.body = b""  # else it may have to go elsewhere
-    owner = exchange.tenant_key
 
     workers = server.aside if is_counted else server.workers
 
@@ -262,14 +269,7 @@ def prepared(
         except ElsewhereError:
             request.body = body  # it goes on from here
             raise
-        served = server.models.of(generation.model_name)
-        return prepare(
-            generation,
-            served.text,
-            context_tokens=served.prompt_tokens_max if is_counted else served.context_tokens,
-            owner=owner,
-            is_counted=is_counted,
-        )
+        return _prompt_of(server, generation, exchange.tenant_key, constrains, is_counted)
 
     def text_of(prompt: Prompt) -> TextModel:
         return server.models.of(prompt.generation.model_name).text
@@ -277,23 +277,56 @@ def prepared(
     def held(prompt: Prompt) -> Prompt:
         return constrained(prompt, text_of(prompt)) if constrains else prompt
 
-    async def elsewhere(make: Callable[[], Prompt]) -> None:
+    async def elsewhere(make: Callable[[], Prompt], turn: Awaitable[None] | None = None) -> None:
         size = len(body)
-        prompt = await server.loop.run_in_executor(workers, lambda: trimmed(make, size))
-        if (more := then(prompt)) is not None:
-            await more
+
+        async def attempt() -> None:
+            nonlocal make, turn
+            if turn is None:
+                now, make = make, lambda: held(work())
+                turn = then(await server.loop.run_in_executor(workers, lambda: trimmed(now, size)))
+            waiting, turn = turn, None
+            if waiting is not None:
+                await waiting
+
+        await server.models.once_loaded(attempt, needs_engine=constrains)
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere(lambda: held(work()))
     try:
         prompt = work()
-    except NeedsThreadError:
+    except (NeedsThreadError, NotLoadedError):
         return elsewhere(lambda: held(work()))
     if constrains:
         text = text_of(prompt)
         if not text.grammars.is_ready(wanted_of(prompt, text)):
             return elsewhere(lambda: held(prompt))
-    return then(held(prompt))
+    more = then(held(prompt))
+    return None if more is None else elsewhere(lambda: held(work()), more)
+
+
+def _prompt_of(
+    server: EdgeServer, generation: Generation, owner: bytes, needs_engine: bool, is_counted: bool
+) -> Prompt:
+    """By its model as it is now. Raises ApiError, NotLoadedError."""
+    served = server.models.of(generation.model_name)
+    if needs_engine and served.rests:
+        raise NotLoadedError(served, needs_engine=True)
+    version = served.text_version
+    prompt = prepare(
+        generation,
+        served.text,
+        context_tokens=served.prompt_tokens_max if is_counted else served.context_tokens,
+        owner=owner,
+        is_counted=is_counted,
+    )
+    return msgspec.structs.replace(prompt, text_version=version) if version else prompt
+
+
+def _check_charset(request: Request) -> None:
+    charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
+    if charset not in ("", "utf-8", "utf8"):
+        raise ApiError("charset")
 
 
 def prepare(

@@ -136,6 +136,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """The rendered prompt ends with the opening of a thinking block."""
     constraint: Constraint | None = None
     """What its answer is held to."""
+    text_version: int = 0
+    """Of the model, as it was when the ids were made."""
 
     def __post_init__(self) -> None:
         if not len(self.ids):

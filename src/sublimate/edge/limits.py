@@ -183,6 +183,13 @@ OVERLOAD_RETRY_SECONDS = 1
 ENGINE_LOST_RETRY_SECONDS = 1
 TRIPPED_RETRY_SECONDS = 5
 """Of an engine that is to recover first: a GPU does not cool down in less."""
+LOAD_RETRY_SECONDS = 5
+"""After a model could not be loaded."""
+LOAD_SECONDS_MAX = 300.0
+"""That a request waits for its model: as long as a large one takes, and others that go first."""
+RESTING_TEXTS_MAX = 3
+"""Tokenizers of models that are out of memory: some ten MB each, and a moment saved when they come
+back."""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):

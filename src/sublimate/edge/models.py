@@ -5,8 +5,10 @@ defines: Models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from .. import _core
 from ..errors import ConfigError, nearest
@@ -14,8 +16,11 @@ from ..guard.engine_watch import Verdict
 from . import limits
 from .engine import EngineLink
 from .errors import ApiError
-from .served import Served
+from .loading import Loading
+from .served import NotLoadedError, Served
 
+LOG = logging.getLogger("sublimate.edge")
+Made = TypeVar("Made")
 VENDOR_PREFIX = "claude-"
 """An id that begins so and names no other model names the main one: clients work by changing the
 base URL alone, and one of them lists only ids that contain this word."""
@@ -31,20 +36,28 @@ class Models:
         if len({one.name for one in self.all}) != len(self.all) or not self.all:
             raise ValueError("a server has a model, and each a name of its own")
         self.main = self.all[0]
+        self.loading: Loading | None = None
+        """If they are loaded when they are asked for."""
         self.listed: dict[str, Served] = {}
         """What is shown to who asks for a list."""
         self._names: dict[str, Served] = {}
         for one in self.all:
             self.listed |= {one.name: one, VENDOR_PREFIX + one.name: one}
+            one.text_came = lambda one=one: self._add_names(one)
         # A model's own name before what another one is called too.
-        for names_of in (_own_names, _more_names):
-            for one in self.all:
-                for name in names_of(one):
-                    self._names.setdefault(name, one)
+        for one in self.all:
+            self._names.setdefault(one.name, one)
+        for one in self.all:
+            self._add_names(one)
         for name in ALWAYS:
             self._names.setdefault(name, self.main)
         self._engines: dict[int, Served] = {}
         """By number, of those that were told of."""
+
+    def _add_names(self, served: Served) -> None:
+        """What else it is called, if nothing else is."""
+        for name in (VENDOR_PREFIX + served.name, served.name.lower(), served.display_name):
+            self._names.setdefault(name, served)
 
     # ---- names ---------------------------------------------------------------------------------
     def add_aliases(self, aliases: Sequence[str]) -> None:
@@ -75,6 +88,37 @@ class Models:
         """Of a Generation's model_name."""
         return self._names[name]
 
+    # ---- what is not in memory -----------------------------------------------------------------
+    async def once_loaded(
+        self, make: Callable[[], Awaitable[Made]], *, needs_engine: bool = False
+    ) -> Made:
+        """What `make` returns, which is called again where it has found a model not loaded; with
+        needs_engine, once an engine of it is there, too. Raises ApiError."""
+        with contextlib.ExitStack() as waits:
+            while True:
+                try:
+                    return await make()
+                except NotLoadedError as error:
+                    if self.loading is None:
+                        raise RuntimeError("a model was to be there from the start") from None
+                    error.needs_engine |= needs_engine
+                    waits.enter_context(self.loading.waits(error.served))
+                    await self.loading.come(error)
+
+    def failed(self, name: str, reason: str, message: str) -> None:
+        """That model could not be loaded."""
+        if self.loading is not None:
+            self.loading.failed(self._names[name], reason, message)
+
+    def file_changed(self, name: str) -> None:
+        """That model's file is another one. Engines that have the one before are of no use."""
+        served = self._names[name]
+        for link in served.links:
+            self.lost(link.number)
+        served.engines.was_lost = False
+        if self.loading is not None:
+            self.loading.file_changed(served)
+
     # ---- engines -------------------------------------------------------------------------------
     @property
     def links(self) -> list[EngineLink]:
@@ -91,9 +135,27 @@ class Models:
         worker: int = 0,
         prefixes: _core.PrefixTable | None = None,
     ) -> None:
-        """As Engines.up, of that model; empty: the main one."""
+        """As Engines.up, of that model; empty: the main one. Where nothing has been read of its
+        file yet it is taken once that was, and what is wrong with it is found then."""
         served = self._engines[number] = self._names[model] if model else self.main
-        served.engines.up(region, info, on_broken, number, worker, prefixes)
+
+        def arrive() -> None:
+            served.engines.up(region, info, on_broken, number, worker, prefixes)
+
+        def arrive_late() -> None:
+            try:
+                arrive()
+            except _core.CoreError:
+                LOG.exception("the region of an engine cannot be used")
+                served.engines.lost(number)
+                on_broken()
+
+        if self.loading is None:
+            arrive()
+        elif served.text_if_read is None:
+            self.loading.arrived(served, number, arrive_late)
+        else:
+            self.loading.arrived(served, number, arrive)
 
     def engines_of(self, number: int) -> Served:
         """Whose engine that is. One that nobody has told of is the main model's."""
@@ -101,11 +163,18 @@ class Models:
 
     def lost(self, number: int, reason: str = "", message: str = "") -> None:
         """As Engines.lost."""
-        self.engines_of(number).engines.lost(number, reason, message)
+        served = self.engines_of(number)
+        self._engines.pop(number, None)
+        served.engines.lost(number, reason, message)
+        if self.loading is not None:
+            self.loading.left(served, number)
 
     def leave(self, number: int, idle: Callable[[], None]) -> None:
         """As Engines.leave."""
-        self.engines_of(number).engines.leave(number, idle)
+        served = self.engines_of(number)
+        if self.loading is not None:
+            self.loading.left(served, number)
+        served.engines.leave(number, idle)
 
     def told(self, number: int, verdict: Verdict) -> None:
         """What the watchdog has found of an engine."""
@@ -115,15 +184,25 @@ class Models:
         """Of the engines that are not well, for /readyz."""
         return [shown for one in self.all for shown in one.standing.shown()]
 
+    @property
+    def are_tripped(self) -> bool:
+        """None of what is in memory is to get anything new."""
+        return all(one.engines.is_tripped for one in self.all if not one.rests)
+
+    def unready_reason(self) -> str:
+        """Empty if one of them would serve a new request; else why the first does not."""
+        reasons = [one.unready_reason() for one in self.all]
+        return reasons[0] if all(reasons) else ""
+
+    def is_healthy(self) -> bool:
+        """What is in memory makes steps where it has work; of several models, some of it."""
+        there = [one for one in self.all if not one.rests]
+        engines = [one.engines.first for one in there]
+        return not there or any(engine is not None and engine.is_healthy() for engine in engines)
+
     def close(self) -> None:
         """Forget all engines."""
+        if self.loading is not None:
+            self.loading.close()
         for one in self.all:
             one.engines.close()
-
-
-def _own_names(served: Served) -> tuple[str, ...]:
-    return served.name, VENDOR_PREFIX + served.name
-
-
-def _more_names(served: Served) -> tuple[str, ...]:
-    return served.name.lower(), served.text.display_name

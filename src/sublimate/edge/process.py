@@ -29,6 +29,7 @@ from .exchange import name_process
 from .faults import EdgeFaults
 from .ledger import SharedLedgers
 from .limits import limits_from_environment
+from .loading import OnDemand
 from .observe.log import configure
 from .place import Place
 from .routes import Routes
@@ -89,7 +90,8 @@ class EdgeProcess:
         if "quotas" in extras:
             self._ledgers = SharedLedgers(extras["quotas"], start.number)
         given = (start.settings, model, self._routes, http_limits, place, self._ledgers)
-        self._server = EdgeServer(*given) if is_whole else EdgeWithoutModel(*given)
+        on_demand = self._on_demand(start)
+        self._server = EdgeServer(*given, on_demand) if is_whole else EdgeWithoutModel(*given)
         if "inbox" in extras:
             self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()
@@ -126,6 +128,17 @@ class EdgeProcess:
             if faults is not None:
                 faults.close()
             await self._close(self._server)
+
+    def _on_demand(self, start: channel.Start) -> OnDemand | None:
+        if not start.loads:
+            return None
+        main = channel.ModelPlace(
+            name=start.model_name,
+            path=start.model_path,
+            tool_format=start.settings.tool_format,
+            file_bytes=start.model_bytes,
+        )
+        return OnDemand(main=main, more=start.more_models, tell=self._tell)
 
     async def _close(self, server: EdgeServer) -> None:
         asyncio.get_running_loop().remove_reader(self._control.fileno())
@@ -167,6 +180,10 @@ class EdgeProcess:
                 server.models.told(engine, Verdict(state, fault))
             case channel.EngineLeaving(engine=engine):
                 server.models.leave(engine, lambda: self._tell(channel.EngineIdle(engine=engine)))
+            case channel.ModelFailed(model=name, reason=reason, message=message):
+                server.models.failed(name, reason, message)
+            case channel.ModelChanged(model=name):
+                server.models.file_changed(name)
             case channel.Reload():
                 server.reload()
             case channel.Drain(seconds=seconds, serves=serves):
@@ -187,7 +204,13 @@ class EdgeProcess:
             more = fds[REGION_DESCRIPTORS:]
             prefixes = _core.PrefixTable.attach(more[0]) if more else None
             server.engine_up(
-                region, up.info, broken, engine=up.engine, worker=up.worker, prefixes=prefixes
+                region,
+                up.info,
+                broken,
+                model=up.model,
+                engine=up.engine,
+                worker=up.worker,
+                prefixes=prefixes,
             )
             self._engine_came.set()
         except _core.CoreError:

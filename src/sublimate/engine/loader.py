@@ -38,6 +38,8 @@ class Share:
     weights_fd: int = -1
     engines: int = 1
     """As for Model.load."""
+    kv_parts: int = 1
+    """Into how many parts what keys and values may have falls beyond that."""
     packed: Callable[[_core.Model], None] = _nothing
     """Called once the weights are there, before the engine is warm."""
     measured: Measured | None = None
@@ -129,7 +131,7 @@ def load_engine(
             threads=settings.threads,
             isa=settings.isa,
             kv_bytes=settings.kv_memory,
-            engines=share.engines,
+            engines=share.engines * share.kv_parts,
             share_weights=share.weights,
             shared_weights_fd=share.weights_fd,
             adapters=[read_adapter(name, path).told() for name, path in adapters],

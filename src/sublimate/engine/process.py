@@ -75,6 +75,7 @@ class EngineProcess:
             weights="auto" if load.engines == 1 else "always",
             weights_fd=fds[0] if fds else -1,
             engines=load.engines,
+            kv_parts=load.kv_parts,
             packed=self._hand_over,
             measured=load.measured,
         )

@@ -18,25 +18,20 @@ import secrets
 import time
 from typing import Any
 
-import msgspec
-
 from .. import _core
 from ..control import channel
 from ..control.child import spawn
-from ..control.measured import Measured
-from ..errors import EngineError, ExitCode, HardwareError, ModelError, SublimateError
-from .cores import Share, share_machine
+from ..errors import EngineError, HardwareError, SublimateError
+from .cores import share_machine
+from .engine_loads import EngineLoads
 from .kernel_memory import KernelMemory
 from .launch import Launch
 from .listen import Listeners, address_url
-from .members import EdgeMember, EngineMember, Member, Role
+from .members import UNREADABLE, EdgeMember, EngineMember, Member, Role, edge_failure
 from .pairs import Pair, Pairs
 from .reporter import Reporter
-from .shared_weights import SharedWeights
 
 SECRET_BYTES = 32
-UNREADABLE = "The edge cannot serve this model (see above)."
-"""It has told what is wrong itself."""
 PREFIX_SECRET_MAX = (1 << 64) - 1
 
 
@@ -70,12 +65,10 @@ class Fleet:
         self._kernel: KernelMemory | None = None
         """From when it runs."""
         self._engines_made = 0
-        self._weights: dict[int, SharedWeights[EngineMember]] = {}
-        """By memory node."""
-        self._shares: list[Share] = []
-        """Of each worker's engine."""
-        self._measured: dict[int, Measured] = {}
-        """By worker: what its last engine found, for the next one to judge whether it holds."""
+        shares = share_machine(launch.settings.server.worker_cpus, self.workers)
+        self._loads = EngineLoads(shares, self._prefix_secret)
+        self.asked: list[tuple[EdgeMember, channel.FromEdge | None]] = []
+        """What edges have said of models (residency.py takes it); None: that one has ended."""
 
     # ---- members -------------------------------------------------------------------------------
     @property
@@ -87,17 +80,24 @@ class Fleet:
         if self.members:
             raise RuntimeError("a fleet is started once")
         server = self.launch.settings.server
-        self._shares = share_machine(server.worker_cpus, len(self._listeners.workers))
         self._kernel = KernelMemory(server, self._listeners.workers)
         self._quotas = os.memfd_create("sublimate-quotas", os.MFD_CLOEXEC)
-        for worker in range(len(self._listeners.workers)):
+        for worker in range(self.workers):
             self.add_engine(worker)
-        for worker in range(len(self._listeners.workers)):
+        for worker in range(self.workers):
             self.add_edge(worker)
 
-    def add_engine(self, worker: int, role: Role = "serving") -> EngineMember:
-        name = self._name("engine", worker)
-        engine = EngineMember(self._engines_made, worker, name, self.launch)
+    @property
+    def workers(self) -> int:
+        return len(self._listeners.workers)
+
+    def add_engine(self, worker: int, role: Role = "serving", model: str = "") -> EngineMember:
+        """model: its name; empty: the main one. Raises ValueError for one that is not served."""
+        launch = self.launch.of(model or self.launch.model_name)
+        if launch is None:
+            raise ValueError(f"{model} is no model of this server")
+        name = self._name("engine", worker) + (f" of {model}" if model else "")
+        engine = EngineMember(self._engines_made, worker, name, launch)
         self._engines_made += 1
         engine.role = role
         self.engines.append(engine)
@@ -117,7 +117,7 @@ class Fleet:
         return edge
 
     def _name(self, kind: str, worker: int) -> str:
-        return kind if len(self._listeners.workers) == 1 else f"{kind} {worker}"
+        return kind if self.workers == 1 else f"{kind} {worker}"
 
     def is_up(self, *more: Member) -> bool:
         """All that serve, and these, can be reached by all. Who cannot start is not waited for."""
@@ -183,9 +183,12 @@ class Fleet:
 
     def _launch(self, member: Member) -> Launch:
         """What it is started with now. Where the model's file is another one by now, those that
-        still have the one before and nobody to work with are started again, too."""
+        still have the one before and nobody to work with are started again, too; or, where models
+        come and go, edges are told to read it again."""
         before, member.launch = member.launch, member.launch.as_it_is()
-        if member.launch.model != before.model:
+        if self.launch.loads and isinstance(member, EngineMember):
+            self._tell_changed(member.launch)
+        elif not self.launch.loads and member.launch.model != before.model:
             for mine, theirs in ((self.engines, self.edges), (self.edges, self.engines)):
                 models = {other.launch.model for other in theirs}
                 for one in mine:
@@ -194,11 +197,26 @@ class Fleet:
                         one.child.kill()
         return member.launch
 
+    def _tell_changed(self, launch: Launch) -> None:
+        """Edges whose model of that name is another file; engines that have it are of no use."""
+        name = launch.model_name
+        self.launch = self.launch.with_stamp(launch.model)
+        for engine in self.engines_of(name):
+            if engine.launch.model != launch.model and engine.role != "leaving":
+                self._lose_engine(engine)
+                engine.child.kill()
+        for edge in self.edges:
+            if name in edge.launch.names and launch.model not in edge.launch.models:
+                edge.launch = edge.launch.with_stamp(launch.model)
+                edge.child.send(channel.ModelChanged(model=name))
+
     def remove(self, member: Member) -> None:
         """It has ended and does not come back."""
         if isinstance(member, EngineMember):
             self.engines.remove(member)
             self._pairs.remove_engine(member)
+            if not self.engines_of(member.launch.model_name):
+                self._loads.drop(member.launch.model_name)
         elif isinstance(member, EdgeMember):
             self.edges.remove(member)
             self._pairs.remove_edge(member)
@@ -206,8 +224,9 @@ class Fleet:
     @property
     def _is_unavailable(self) -> bool:
         """No engine can start, or no edge can read the model, and the edges stay to say so."""
-        no_engine = all(engine.failed is not None for engine in self.engines)
-        return no_engine or (bool(self.edges) and all(edge.refuses for edge in self.edges))
+        engines, edges = self.engines, self.edges
+        no_engine = bool(engines) and all(engine.failed is not None for engine in engines)
+        return no_engine or (bool(edges) and all(edge.refuses for edge in edges))
 
     # ---- engines -------------------------------------------------------------------------------
     def _start_engine(self, engine: EngineMember) -> None:
@@ -215,30 +234,12 @@ class Fleet:
             self._load(engine)
 
     def _load(self, engine: EngineMember) -> None:
-        weights = self._weights_for(engine)
-        if not weights.may_load(engine):
-            return
-        launch = self._launch(engine)
-        settings = launch.settings.engine
-        share = self._shares[engine.worker]
-        if share.threads and not settings.threads:
-            settings = msgspec.structs.replace(settings, threads=share.threads)
-        load = channel.Load(
-            settings=settings,
-            model_path=launch.model_path,
-            prefix_secret=self._prefix_secret,
-            cpus=share.cpus,
-            engines=len(self._shares),
-            measured=self._measured.get(engine.worker),
-        )
-        engine.child.send(load, weights.fds)
+        if self._loads.may_load(engine):
+            self._launch(engine)
+            self._loads.send(engine, self.launch)
 
-    def _weights_for(self, engine: EngineMember) -> SharedWeights[EngineMember]:
-        node = self._shares[engine.worker].node
-        return self._weights.setdefault(node, SharedWeights())
-
-    def _settle(self, engine: EngineMember) -> None:
-        for each in self._weights_for(engine).settled(engine):
+    def _load_all(self, engines: list[EngineMember]) -> None:
+        for each in engines:
             self._load(each)
 
     def _serve_engine(self, engine: EngineMember) -> None:
@@ -254,8 +255,7 @@ class Fleet:
         if engine.child.hung_up:
             self._lose_engine(engine)
         if (why := engine.child.ended()) is not None:
-            for each in self._weights_for(engine).forget(engine):
-                self._load(each)
+            self._load_all(self._loads.ended(engine))
             self._engine_ended(engine, why)
 
     def _hear_engine(
@@ -265,12 +265,10 @@ class Fleet:
             case channel.Progress(fraction=fraction):
                 self._reporter.loading(fraction)
             case channel.Weights():
-                self._weights_for(engine).take(received.fds)
-                self._settle(engine)
+                self._load_all(self._loads.packed(engine, received.fds))
             case channel.Ready(info=info, measured=measured):
-                self._settle(engine)
-                if measured is not None:
-                    self._measured[engine.worker] = measured
+                self._load_all(self._loads.settled(engine))
+                self._loads.found(engine, measured)
                 engine.take_prefixes(received.fds)
                 engine.info = info
                 engine.was_loaded = True
@@ -281,7 +279,8 @@ class Fleet:
             case channel.Attached(edge=pair):
                 if (edge := self._pairs.complete(engine, pair)) is not None:
                     self._tell_health(engine, [edge])
-                    self._report_ready()
+                    if engine.role == "serving" or not self.launch.loads:
+                        self._report_ready()
 
     def _engine_failed(self, engine: EngineMember, failed: channel.Failed) -> None:
         engine.said = failed.message
@@ -347,24 +346,47 @@ class Fleet:
         for edge in edges:
             edge.child.send(lost)
 
+    # ---- models that come and go ---------------------------------------------------------------
+    def engines_of(self, name: str) -> list[EngineMember]:
+        return [engine for engine in self.engines if engine.launch.model_name == name]
+
+    def is_reached(self, engines: list[EngineMember]) -> bool:
+        """They are loaded, and every edge that serves can give them requests."""
+        edges = [edge for edge in self.edges if edge.role == "serving" and edge.info is not None]
+        told = all(engine.info is not None for engine in engines)
+        return told and self._pairs.are_up(engines, edges)
+
+    def retire(self, engine: EngineMember) -> None:
+        """The edges give it nothing more, and say when it has nothing left to do."""
+        engine.role = "leaving"
+        engine.child.restart_at_seconds = None
+        for edge in self.edges:
+            if not edge.child.send(channel.EngineLeaving(engine=engine.number)):
+                engine.idle_edges.add(edge.number)
+
+    def is_idle(self, engine: EngineMember) -> bool:
+        """Of one that leaves."""
+        return engine.idle_edges >= {edge.number for edge in self.edges if edge.child.alive}
+
+    def stats_of(self, engine: EngineMember) -> dict[str, int]:
+        """Of its loop, with the requests of all edges; empty while it serves none."""
+        regions = [pair.region for pair in self._pairs.of_engine(engine) if pair.region is not None]
+        return engine.stats(regions[0]) if regions else {}
+
     # ---- edges ---------------------------------------------------------------------------------
     def _start_edge(self, edge: EdgeMember) -> None:
         if not self._start(edge):
             return
         launch = self._launch(edge)
         sockets = self._listeners.workers[edge.worker]
-        start = channel.Start(
-            settings=launch.settings.edge,
-            log=launch.settings.log,
-            model_path=launch.model_path,
-            model_name=launch.model_name,
+        start = launch.start(
             grpc_address=self._listeners.grpc_address,
             number=edge.number,
             worker=edge.worker,
-            workers=len(self._listeners.workers),
+            workers=self.workers,
             secret=self._secret,
             prefix_secret=self._prefix_secret,
-            waits=edge.role == "coming",
+            waits=edge.role == "coming" and not launch.loads,
             stays=launch.settings.server.stay and not self.was_ready,
             extras=("inbox", "quotas"),
         )
@@ -411,6 +433,8 @@ class Fleet:
                             engine.idle_edges.add(edge.number)
                 case channel.Drained():
                     edge.is_drained = True
+                case channel.ModelWanted() | channel.ModelTaken() | channel.ModelStop() as said:
+                    self.asked.append((edge, said))
                 case _:
                     pass
         if (why := edge.child.ended()) is not None:
@@ -436,6 +460,7 @@ class Fleet:
         if self._kernel is not None and all(one.info is None for one in others):
             self._kernel.edge_is_gone(edge.worker)
         edge.close_inbox()
+        self.asked.append((edge, None))
         for pair in self._pairs.of_edge(edge):
             self._drop_pair(pair)
         for other in self.edges:
@@ -446,7 +471,7 @@ class Fleet:
         elif self.is_ending:
             edge.is_drained = True
         elif not self.was_ready and not self._is_unavailable:
-            self.failure = self.failure or _edge_failure(why)
+            self.failure = self.failure or edge_failure(why)
         else:
             delay = edge.child.plan_restart()
             self._reporter.lost(edge.name, why, delay)
@@ -529,7 +554,7 @@ class Fleet:
         verdict = engine.watch.verdict
         health = channel.Health(engine=engine.number, state=verdict.state, fault=verdict.fault)
         for edge in edges:
-            if edge.launch.model == engine.launch.model:
+            if engine.launch.model in edge.launch.models:
                 edge.child.send(health)
 
     def _report_ready(self) -> None:
@@ -564,20 +589,12 @@ class Fleet:
             member.child.ask_to_stop(at_once)
         for member in members:
             member.child.reap(deadline_seconds)
+        self._loads.close()
         for engine in self.engines:
             engine.drop_prefixes()
-        for weights in self._weights.values():
-            weights.close()
         for edge in self.edges:
             edge.close_inbox()
         if self._quotas >= 0:
             os.close(self._quotas)
         if self._kernel is not None:
             self._kernel.close()
-
-
-def _edge_failure(why: str) -> SublimateError:
-    """What an edge that could not start means; it has told the details itself."""
-    if why == f"exit code {ExitCode.MODEL.value}":
-        return ModelError(UNREADABLE)
-    return EngineError(f"The edge ended before it was ready: {why}.")

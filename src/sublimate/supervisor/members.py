@@ -3,7 +3,7 @@
 A member may start many times: it is the place that a process fills. While a worker is replaced it
 has two members, one that comes and one that leaves.
 
-defines: Role, Member, EngineMember, EdgeMember
+defines: Role, Member, EngineMember, EdgeMember, edge_failure
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
 from ..control import channel
+from ..errors import EngineError, ExitCode, ModelError, SublimateError
 from .launch import Launch
 from .worker import Worker
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .pairs import Pair
 
 ENGINE_MODULE = "sublimate.engine"
+UNREADABLE = "The edge cannot serve this model (see above)."
+"""It has told what is wrong itself."""
 INBOX_BYTES = 1 << 20
 """That wait for one edge."""
 
@@ -121,3 +124,10 @@ class EdgeMember(Member):
         if self.inbox is not None:
             self.inbox.close()
             self.inbox = None
+
+
+def edge_failure(why: str) -> SublimateError:
+    """What an edge that could not start means; it has told the details itself."""
+    if why == f"exit code {ExitCode.MODEL.value}":
+        return ModelError(UNREADABLE)
+    return EngineError(f"The edge ended before it was ready: {why}.")

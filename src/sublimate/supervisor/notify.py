@@ -64,6 +64,9 @@ class NotifyingReporter:
             self._reload_ended(failure)
         notify(f"STATUS=Not reloaded: {failure}" if failure else "STATUS=Reloaded")
 
+    def model(self, name: str, what: str) -> None:
+        self._inner.model(name, what)
+
     def draining(self, seconds: float) -> None:
         self._inner.draining(seconds)
         notify("STOPPING=1", f"STATUS=Streams have {seconds:.0f} s to finish")

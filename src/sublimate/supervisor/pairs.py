@@ -62,7 +62,7 @@ class Pairs:
             self._pairs.get((engine, edge))
             for engine in engines
             for edge in edges
-            if engine.launch.model == edge.launch.model
+            if engine.launch.model in edge.launch.models
         ]
         return all(pair is not None and pair.is_up for pair in made)
 
@@ -76,7 +76,7 @@ class Pairs:
         self.drop(pair)
         if engine.info is None or not edge.child.alive:
             return None
-        if engine.launch.model != edge.launch.model:
+        if engine.launch.model not in edge.launch.models:
             return None  # to that engine the edge's token ids would be another text
         if pair.region is not None:
             raise RuntimeError("a pair has one region")
@@ -94,7 +94,11 @@ class Pairs:
             engine.child.send(channel.Detach(edge=number))
             return None
         up = channel.EngineUp(
-            info=engine.info, edge=number, engine=engine.number, worker=engine.worker
+            info=engine.info,
+            edge=number,
+            engine=engine.number,
+            worker=engine.worker,
+            model=engine.launch.model_name,
         )
         pair.edge.child.send(up, (*pair.region.fds, engine.prefix_fd))
         pair.is_up = True

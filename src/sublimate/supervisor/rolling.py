@@ -60,6 +60,8 @@ class Rolling:
     def _steps(self, worker: int) -> list[tuple[Kind, ...]]:
         """What is replaced there, by what serves there now."""
         fleet, launch = self._fleet, self._fleet.launch
+        if launch.loads:
+            return [("edge",)]  # engines of before leave by residency.py, and come back otherwise
         engines = [engine for engine in fleet.engines if engine.worker == worker]
         serving = [*engines, *(edge for edge in fleet.edges if edge.worker == worker)]
         if any(member.launch.model != launch.model for member in serving):
@@ -132,9 +134,7 @@ class Rolling:
             told = member.child.send(channel.Drain(seconds=seconds, serves=True))
             member.is_drained = not told
         elif isinstance(member, EngineMember):
-            for edge in fleet.edges:
-                if not edge.child.send(channel.EngineLeaving(engine=member.number)):
-                    member.idle_edges.add(edge.number)
+            fleet.retire(member)
 
     def _follow_leaving(self, leaving: Member) -> None:
         fleet = self._fleet
@@ -153,8 +153,7 @@ class Rolling:
         """Nothing is in flight there any more."""
         if isinstance(leaving, EdgeMember):
             return leaving.is_drained
-        alive = {edge.number for edge in self._fleet.edges if edge.child.alive}
-        return isinstance(leaving, EngineMember) and leaving.idle_edges >= alive
+        return isinstance(leaving, EngineMember) and self._fleet.is_idle(leaving)
 
     def _is_late(self) -> bool:
         return self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds

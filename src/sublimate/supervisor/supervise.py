@@ -1,6 +1,6 @@
 """The supervisor: one thread that sleeps until a child speaks, a child ends, a signal comes, or
 something is due. It holds no request and reads no client byte. What happens to engines and edges is
-in fleet.py.
+in fleet.py, which models are in memory in residency.py.
 
     signal:   Drain to the edges -> Drained or the limit -> Stop; a second signal: kill
     SIGHUP:   Reload to the edges; from a terminal that is gone, as any other signal
@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable
 
 from ..control import channel
+from ..control.door import Door
 from ..errors import ExitCode, SublimateError
 from .fleet import Fleet
 from .launch import Launch
 from .listen import Listeners
 from .reporter import Reporter
+from .residency import Residency
 from .rolling import Rolling
 from .wakeup import Wakeup
 
@@ -50,6 +52,9 @@ class Supervisor:
         """relaunch: what `sublimate reload` starts members with; raises SublimateError."""
         self._fleet = Fleet(launch, listeners, reporter)
         self._reporter = reporter
+        self._residency = Residency(self._fleet, reporter)
+        self._door: Door | None = None
+        """While it runs."""
         self._relaunch = relaunch
         self._rolling: Rolling | None = None
         self._drain_deadline_seconds: float | None = None
@@ -60,6 +65,7 @@ class Supervisor:
         """Serve until a signal; returns the exit code. Call from the main thread."""
         fleet = self._fleet
         with Wakeup() as wakeup:
+            self._door = Door()
             try:
                 fleet.start()
                 while not self._is_finished():
@@ -67,6 +73,7 @@ class Supervisor:
             finally:
                 at_once = self._interrupts > 1 or fleet.failure is not None
                 fleet.end(at_once, time.monotonic() + STOP_SECONDS)
+                self._door.close()
         if fleet.failure is not None:
             raise fleet.failure
         self._reporter.stopped()
@@ -86,6 +93,8 @@ class Supervisor:
         for member in self._fleet.members:
             for fd in member.child.fds():
                 poll.register(fd, select.POLLIN)
+        for fd in self._door.fds() if self._door is not None else ():
+            poll.register(fd, select.POLLIN)
         try:
             poll.poll(self._timeout_milliseconds())
         except OSError as error:
@@ -97,12 +106,17 @@ class Supervisor:
             self._on_signal(number, wakeup)
         self._fleet.serve()
         self._fleet.act_on_time()
+        if self._door is not None:
+            self._door.serve(self._residency.answer)
+        self._residency.step()
         self._roll()
 
     def _timeout_milliseconds(self) -> float | None:
         due = self._fleet.due_times()
         if self._drain_deadline_seconds is not None:
             due.append(self._drain_deadline_seconds)
+        visit_over = self._door.due_seconds if self._door is not None else None
+        due += [at for at in (self._residency.due_seconds, visit_over) if at is not None]
         if self._rolling is not None and self._rolling.deadline_seconds is not None:
             due.append(self._rolling.deadline_seconds)
         if not due:

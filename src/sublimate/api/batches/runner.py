@@ -217,8 +217,10 @@ class Batches:
 
     def _has_room(self) -> bool:
         server = self._server
-        engine = server.engine
-        if engine is None or server.draining or engine.stats()["waiting"]:
+        links, loads = server.models.links, server.models.loading is not None
+        if server.draining or not (links or loads):
+            return False
+        if any(link.stats()["waiting"] for link in links):
             return False
         if len(self._done) >= server.settings.batch_concurrency:
             return False  # the disk has to take these first

@@ -41,33 +41,61 @@ DECODER = msgspec.json.Decoder(LoadRequest)
 
 def chat(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
-    if _answer_load(server, exchange, {"message": {"role": "assistant", "content": ""}}):
-        return None
+    if (request := _load_request(exchange)) is not None:
+        part = {"message": {"role": "assistant", "content": ""}}
+        return _answer_load(server, exchange, request, part)
     return generate(server, exchange, CHAT)
 
 
 def generate_text(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
-    if _answer_load(server, exchange, {"response": ""}):
-        return None
+    if (request := _load_request(exchange)) is not None:
+        return _answer_load(server, exchange, request, {"response": ""})
     return generate(server, exchange, GENERATE)
 
 
-def _answer_load(server: EdgeServer, exchange: Exchange, part: dict[str, Any]) -> bool:
-    """Whether the request was one to load or to unload the model, which always is loaded."""
+def _load_request(exchange: Exchange) -> LoadRequest | None:
+    """If the request is one to load or to unload a model."""
     body = exchange.request.body
     if len(body) > LOAD_BYTES_MAX:
-        return False
+        return None
     try:
         request = DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the reader of a whole request says what is wrong
+        return None  # the reader of a whole request says what is wrong
     if request.prompt or request.messages or request.system or request.images:
-        return False
-    server.engine_or_refuse(model_of(server, request.model))
-    reason = "unload" if request.keep_alive in (0, "0") else "load"
-    head = {"model": request.model, "created_at": now_text()}
-    exchange.send_json(
-        200, msgspec.json.encode({**head, **part, "done": True, "done_reason": reason})
-    )
-    return True
+        return None
+    return request
+
+
+def _answer_load(
+    server: EdgeServer, exchange: Exchange, request: LoadRequest, part: dict[str, Any]
+) -> Awaitable[None] | None:
+    """A model that always is loaded stays so. Others' memory is this machine's user's to give."""
+    served = model_of(server, request.model)
+    loading = server.models.loading
+    is_unload = request.keep_alive in (0, "0")
+
+    def answer() -> None:
+        reason = "unload" if is_unload else "load"
+        head = {"model": request.model, "created_at": now_text()}
+        whole = {**head, **part, "done": True, "done_reason": reason}
+        exchange.send_json(200, msgspec.json.encode(whole))
+
+    async def there() -> None:
+        server.engine_or_refuse(served)
+
+    async def load() -> None:
+        await server.models.once_loaded(there, needs_engine=True)
+        answer()
+
+    if is_unload and loading is not None:
+        if server.access.is_loopback and not server.access.needs_key:
+            loading.stop(served)
+        answer()
+        return None
+    if served.rests:
+        return load()
+    server.engine_or_refuse(served)
+    answer()
+    return None

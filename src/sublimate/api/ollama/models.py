@@ -6,6 +6,7 @@ defines: list_models, list_running, show_model, version, API_VERSION
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def list_models(server: EdgeServer, exchange: Exchange) -> None:
 
 
 def list_running(server: EdgeServer, exchange: Exchange) -> None:
-    """None while its engine is away."""
+    """Those that are in memory."""
     _send(exchange, {"models": [_running(one) for one in server.models.all if one.links]})
 
 
@@ -62,7 +63,7 @@ def _running(served: Served) -> dict[str, Any]:
     return running
 
 
-def show_model(server: EdgeServer, exchange: Exchange) -> None:
+def show_model(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
     check_json(exchange.request.body)
     request = decode_body(DECODER, exchange.request.body)
@@ -70,10 +71,25 @@ def show_model(server: EdgeServer, exchange: Exchange) -> None:
     if not requested:
         raise field_error("model", "field required")
     served = model_of(server, requested)
+
+    async def told() -> dict[str, Any]:
+        return _shown(served)
+
+    async def read_first() -> None:
+        _send(exchange, await server.models.once_loaded(told))
+
+    if served.text_if_read is None:
+        return read_first()
+    _send(exchange, _shown(served))
+    return None
+
+
+def _shown(served: Served) -> dict[str, Any]:
+    """Raises NotLoadedError."""
     model = served.text
     facts = dict(model.facts)
     architecture = facts.get("general.architecture")
-    if architecture is not None:
+    if architecture is not None and served.context_tokens:
         # What is served, which may be less or more than the model was trained for.
         facts[f"{architecture}.context_length"] = served.context_tokens
     facts["general.parameter_count"] = _parameters(served)
@@ -81,7 +97,7 @@ def show_model(server: EdgeServer, exchange: Exchange) -> None:
     if model.template.thinking_format is not None:
         capabilities.append("thinking")
     entry = _entry(served)
-    shown = {
+    return {
         "modelfile": f"FROM {model.name}\n",
         "parameters": "",
         "template": str(model.template.report),
@@ -90,7 +106,6 @@ def show_model(server: EdgeServer, exchange: Exchange) -> None:
         "capabilities": capabilities,
         "modified_at": entry["modified_at"],
     }
-    _send(exchange, shown)
 
 
 def version(server: EdgeServer, exchange: Exchange) -> None:
@@ -102,18 +117,19 @@ def _send(exchange: Exchange, shown: dict[str, Any]) -> None:
 
 
 def _entry(served: Served) -> dict[str, Any]:
-    model = served.text
-    facts = model.facts
+    """What is told of a model before anything was read of its file is little."""
+    text = served.text_if_read
+    facts = text.facts if text is not None else {}
     family = str(facts.get("general.architecture", ""))
-    named = f"{model.name}{TAG}"
+    named = f"{served.name}{TAG}"
     # Tells models apart. It is not the digest of the file, which would have to be read whole.
-    identity = msgspec.json.encode([model.name, model.file_bytes, facts], order="sorted")
-    modified = datetime.fromtimestamp(model.created_seconds, UTC)
+    identity = msgspec.json.encode([served.name, served.file_bytes, facts], order="sorted")
+    modified = datetime.fromtimestamp(served.created_seconds, UTC)
     return {
         "name": named,
         "model": named,
         "modified_at": modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "size": model.file_bytes,
+        "size": served.file_bytes,
         "digest": hashlib.sha256(identity).hexdigest(),
         "details": {
             "parent_model": "",

@@ -48,9 +48,10 @@ class Timing:
         self._submitted_ns = self._admitted_ns = self._first_token_ns = self._first_sent_ns = 0
 
     def prepared(self, parsed_ns: int, rendered_ns: int, tokenised_ns: int) -> None:
-        """The stages of Prompt; what it is held to is there, too."""
+        """The stages of Prompt; what it is held to is there, too. It may be prepared once more, if
+        its model has left before its turn: then the last time counts."""
         self.handed_ns = time.monotonic_ns()
-        self._ends += (parsed_ns, rendered_ns, tokenised_ns)
+        self._ends[1:] = (parsed_ns, rendered_ns, tokenised_ns)
 
     def submitted(self) -> None:
         """The record is with the loop; the loop's own word for it comes with the admission."""

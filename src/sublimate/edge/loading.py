@@ -1,0 +1,215 @@
+"""Models that are loaded when they are asked for: who waits, and for how long.
+
+    a request finds no engine -> ModelWanted, and the text is read meanwhile -> EngineUp, or
+    ModelFailed -> it is prepared again and handed over -> ModelTaken, once nobody waits any more
+
+The supervisor decides what is loaded and what makes room (supervisor/residency.py); until
+ModelTaken it leaves the model where it is, so that each of those who waited has had its turn.
+
+defines: OnDemand, Loading
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
+
+import msgspec
+
+from ..control import channel
+from ..control.channel import ModelPlace
+from ..errors import ModelError
+from . import limits
+from .errors import ApiError
+from .served import NotLoadedError, Served
+from .textmodel import TextModel, load_text_model
+
+LOG = logging.getLogger("sublimate.edge")
+LOAD_FAILED = "load_failed"
+UNREADABLE = "Its file cannot be read; the server's log says why."
+
+
+class OnDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told whose models are loaded when they are asked for."""
+
+    main: ModelPlace
+    more: tuple[ModelPlace, ...]
+    tell: Callable[[channel.Message], None]
+    """The supervisor."""
+
+
+class Loading:
+    """Of all models of one edge. On the event loop's thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+        tell: Callable[[channel.Message], None],
+        queue_max: int,
+    ) -> None:
+        """executor: files are read there. tell: the supervisor. queue_max: requests that may wait
+        for one model."""
+        if queue_max < 1:
+            raise ValueError("somebody may wait")
+        self._loop = loop
+        self._executor = executor
+        self._tell = tell
+        self._queue_max = queue_max
+        self._waiting: dict[Served, int] = {}
+        """Requests that wait, or whose turn has come and that have not been handed over."""
+        self._wanted: set[Served] = set()
+        """The supervisor was told."""
+        self._sleepers: dict[Served, list[asyncio.Future[None]]] = {}
+        self._reading: dict[Served, asyncio.Task[None]] = {}
+        self._arrivals: dict[Served, dict[int, Callable[[], None]]] = {}
+        """Engines that came before the text, by number."""
+        self._used: dict[Served, float] = {}
+
+    # ---- requests ------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def waits(self, served: Served) -> Generator[None]:
+        """A request that needs this model, until it was handed over or has failed. Raises ApiError
+        (529) where too many wait."""
+        count = self._waiting.get(served, 0)
+        if count >= self._queue_max:
+            raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
+        self._waiting[served] = count + 1
+        try:
+            yield
+        finally:
+            self._waiting[served] -= 1
+            if not self._waiting[served]:
+                del self._waiting[served]
+                if served in self._wanted:
+                    self._wanted.discard(served)
+                    self._tell(channel.ModelTaken(model=served.name))
+
+    async def come(self, error: NotLoadedError) -> None:
+        """Returns when what was missing is there. Raises ApiError (503)."""
+        served = error.served
+        if served not in self._waiting:
+            raise RuntimeError("who waits is counted")
+        until = self._loop.time() + limits.LOAD_SECONDS_MAX
+        self._used[served] = time.monotonic()
+        served.failure = None
+        self.read(served)
+        while not self._is_there(served, error.needs_engine):
+            if served.failure is not None:
+                raise _failed(served)
+            if error.needs_engine and not served.links and served not in self._wanted:
+                self._wanted.add(served)
+                self._tell(channel.ModelWanted(model=served.name))
+            await self._sleep(served, until - self._loop.time())
+
+    def _is_there(self, served: Served, needs_engine: bool) -> bool:
+        has_text = served.text_if_read is not None
+        return has_text and (bool(served.links) or not needs_engine or served.engines.was_lost)
+
+    async def _sleep(self, served: Served, seconds: float) -> None:
+        sleeper = self._loop.create_future()
+        self._sleepers.setdefault(served, []).append(sleeper)
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await sleeper
+        except TimeoutError:
+            raise _not_in_time(served) from None
+        finally:
+            sleeper.cancel()
+
+    def _wake(self, served: Served) -> None:
+        for sleeper in self._sleepers.pop(served, ()):
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    # ---- text ----------------------------------------------------------------------------------
+    def read(self, served: Served) -> None:
+        """Begin to read its text, if it is not there."""
+        if served.text_if_read is None and served not in self._reading:
+            self._reading[served] = self._loop.create_task(self._read(served))
+
+    async def _read(self, served: Served) -> None:
+        where, version = served.where, served.text_version
+        try:
+            text = await self._loop.run_in_executor(
+                self._executor, load_text_model, where.path, where.name, where.tool_format
+            )
+        except (ModelError, OSError) as error:
+            LOG.warning("the model %s cannot be read: %s", served.name, error)
+            self.failed(served, LOAD_FAILED, UNREADABLE)
+            return
+        finally:
+            del self._reading[served]
+        if served.text_version != version:
+            self.read(served)  # another file by now
+            return
+        self._take(served, text)
+
+    def _take(self, served: Served, text: TextModel) -> None:
+        served.take_text(text)
+        self._executor.submit(text.grammars.warm_up)
+        self._make_room(served)
+        for arrive in self._arrivals.pop(served, {}).values():
+            arrive()
+        self._wake(served)
+
+    def _make_room(self, served: Served) -> None:
+        """Texts of models that rest are kept for a while: those that were used last."""
+        self._used[served] = time.monotonic()
+        resting = [one for one in self._used if one.rests and one not in self._waiting]
+        resting = [one for one in resting if one.text_if_read is not None and one is not served]
+        resting.sort(key=lambda one: self._used[one], reverse=True)
+        for one in resting[limits.RESTING_TEXTS_MAX :]:
+            one.forget_text()
+
+    # ---- the supervisor's word -----------------------------------------------------------------
+    def arrived(self, served: Served, number: int, arrive: Callable[[], None]) -> None:
+        """An engine has come: `arrive` takes it, once there is the text that it is asked about."""
+        if served.text_if_read is None:
+            self._arrivals.setdefault(served, {})[number] = arrive
+            self.read(served)
+            return
+        arrive()
+        self._wake(served)
+
+    def left(self, served: Served, number: int) -> None:
+        """An engine is to get nothing more, or has ended."""
+        self._arrivals.get(served, {}).pop(number, None)
+        self._wake(served)
+
+    def failed(self, served: Served, reason: str, message: str) -> None:
+        """It will not come."""
+        served.failure = (reason, message)
+        self._wanted.discard(served)
+        self._wake(served)
+
+    def file_changed(self, served: Served) -> None:
+        """What was read of it is no more what its engines will compute."""
+        served.forget_text()
+        self._arrivals.pop(served, None)
+
+    def stop(self, served: Served) -> None:
+        """Somebody wants its memory for something else."""
+        self._tell(channel.ModelStop(model=served.name))
+
+    def close(self) -> None:
+        """The server ends."""
+        for task in self._reading.values():
+            task.cancel()
+
+
+def _failed(served: Served) -> ApiError:
+    reason, finding = served.failure or (LOAD_FAILED, "")
+    error = ApiError("model_not_loaded", model=served.name)
+    error.extra = {"reason": reason, "finding": finding}
+    return error.after(limits.LOAD_RETRY_SECONDS)
+
+
+def _not_in_time(served: Served) -> ApiError:
+    error = ApiError("model_not_loaded", model=served.name)
+    error.extra = {"reason": "not_in_time"}
+    return error.after(limits.LOAD_RETRY_SECONDS)

@@ -1,0 +1,120 @@
+"""The models of a folder: GGUF files, one of several parts counted once, and Hugging Face folders.
+
+Only what lies in the folder itself: links to files elsewhere are models too, but nothing outside is
+ever removed.
+
+defines: KeptModel, models_in, found, removed, CACHE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ModelError, nearest
+from .registry import SUFFIX
+
+CACHE = "cache"
+"""In place of a folder: the one that `pull` fills."""
+PARTS = re.compile(r"(.+)-(\d{5})-of-\d{5}", re.ASCII)
+FIRST_PART = 1
+NOTE = ".json"
+"""Behind the name of a file, the note that `pull` keeps of it."""
+ENTRIES_MAX = 10_000
+MODELS_MAX = 256
+WEIGHTS, ABOUT = "*.safetensors", "config.json"
+
+
+class KeptModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a folder."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    """Of all its files."""
+    modified_seconds: float
+    """Since the epoch."""
+    files: tuple[Path, ...]
+    """All that belongs to it; a folder stands for what is in it."""
+
+
+def models_in(folder: Path) -> list[KeptModel]:
+    """By name, so many at most; none of a folder that is not there. Raises ModelError for one that
+    cannot be read."""
+    try:
+        names = sorted(os.listdir(folder))[:ENTRIES_MAX]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ModelError(f"The folder {folder} cannot be read: {error.strerror}.") from None
+    found: list[KeptModel] = []
+    for name in names:
+        if name.startswith("."):
+            continue
+        with contextlib.suppress(OSError):
+            kept = _kept(folder, name, names)
+            found += [kept] if kept is not None else []
+    return sorted(found, key=lambda kept: kept.name)[:MODELS_MAX]
+
+
+def _kept(folder: Path, name: str, names: list[str]) -> KeptModel | None:
+    path = folder / name
+    if name.lower().endswith(SUFFIX) and path.is_file():
+        stem, files = name[: -len(SUFFIX)], [path]
+        if match := PARTS.fullmatch(stem):
+            if int(match[2]) != FIRST_PART:
+                return None
+            stem = match[1]
+            files = [folder / each for each in names if _is_part(each, stem)]
+        size = sum(each.stat().st_size for each in files)
+        notes = [folder / (each.name + NOTE) for each in files if each.name + NOTE in names]
+        every = (*files, *notes)
+    elif (path / ABOUT).is_file() and (weights := list(path.glob(WEIGHTS))):
+        stem, every = name, (path,)
+        size = sum(each.stat().st_size for each in weights)
+    else:
+        return None
+    return KeptModel(
+        name=stem,
+        path=path,
+        size_bytes=size,
+        modified_seconds=path.stat().st_mtime,
+        files=every,
+    )
+
+
+def _is_part(name: str, stem: str) -> bool:
+    match = PARTS.fullmatch(name[: -len(SUFFIX)])
+    return name.lower().endswith(SUFFIX) and match is not None and match[1] == stem
+
+
+def removed(folder: Path, name: str) -> KeptModel:
+    """Take a model of the folder away, for good; a link goes and what it leads to stays. Returns
+    what it was. Raises ModelError."""
+    kept = found(folder, name)
+    for path in kept.files:
+        if path.parent != folder:
+            raise ModelError(f"{path} is not in {folder}: it stays.")
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be removed: {error.strerror}.") from None
+    return kept
+
+
+def found(folder: Path, name: str) -> KeptModel:
+    """The model of that name. Raises ModelError if there is none."""
+    every = {kept.name: kept for kept in models_in(folder)}
+    kept = every.get(name) or every.get(name.removesuffix(SUFFIX))
+    if kept is None:
+        hint = nearest(name, every)
+        raise ModelError(f"There is no model {name!r} in {folder}.{hint}")
+    return kept
