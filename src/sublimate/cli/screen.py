@@ -226,7 +226,7 @@ def _lines(
         count = settings.server.workers
         lines.append(("workers", f"{count} engines, {count} edges"))
     if settings.edge.fallback:
-        lines.append(("fallback", _without_secret(settings.edge.fallback)))
+        lines.append(("fallback", settings.edge.fallback))
     if count := _keys(settings):
         lines.append(("API keys", str(count)))
     return lines
@@ -234,13 +234,6 @@ def _lines(
 
 def _adapter(info: dict[str, Any]) -> str:
     return f"{info['name']} (rank {info['rank']}, {format_size(info['bytes'])})"
-
-
-def _without_secret(url: str) -> str:
-    """As it was given, but for a user with a password."""
-    scheme, _, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}" if scheme else url
 
 
 def _keys(settings: Settings) -> int:
