@@ -141,9 +141,9 @@ def serve(
     constrains: bool = True,
     routes: Routes = ROUTES,
     on_demand: OnDemand | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> Iterator[Served]:
-    """A server for the time of a with block. constrains: answers are held to their schemas; else
-    the script may say anything."""
+    """A server for a with block. constrains: answers are held to their schemas, or to nothing."""
     settings, grpc, http3 = _carried(settings, grpc, http3)
     model = model or tiny_model()
     if not constrains:
@@ -156,18 +156,17 @@ def serve(
         stop_token=STOP,
         step_delay_us=step_delay_us,
         prefill_delay_us_per_token=prefill_delay_us_per_token,
+        adapters=len(adapters),
     )
     region = _core.Region.create(len(model.tokenizer))
     engine.attach(region)
-    running = threading.Thread(target=engine.run, name="loop")
-    running.start()
+    running = _started(engine.run, "loop")
     engine_info = {"context_length": context_tokens, "kv_pages": pages, **(info or {})}
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     tls_sock = socket.create_server(("127.0.0.1", 0)) if tls or http3 else None
     loop = uvloop.new_event_loop()
-    edge = threading.Thread(target=_run_loop, args=(loop,), name="edge")
-    edge.start()
+    edge = _started(lambda: _run_loop(loop), "edge")
     starting = create_server(
         settings,
         model,
@@ -180,6 +179,7 @@ def serve(
         region=_core.Region.attach(*region.fds),
         engine_info=engine_info,
         on_demand=on_demand,
+        adapters=adapters,
     )
     server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
     url = f"http://127.0.0.1:{port}"
@@ -192,6 +192,12 @@ def serve(
             engine.stop()
             running.join()
             sock.close()
+
+
+def _started(target: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name)
+    thread.start()
+    return thread
 
 
 def _close(served: Served, edge: threading.Thread) -> None:

@@ -49,7 +49,7 @@ class FakeServer:
 class StartedServer:
     """What EdgeProcess.serve asks of a server."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.grpc_url, self.tls_info = "", dict[str, Any]()
         self.closed = False
         STARTED.append(self)

@@ -59,7 +59,7 @@ def entry(served: Served, identifier: str) -> dict[str, Any]:
     told = {
         "type": "model",
         "id": identifier,
-        "display_name": served.display_name,
+        "display_name": served.name if served.adapter else served.display_name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "line": None,
@@ -71,6 +71,7 @@ def entry(served: Served, identifier: str) -> dict[str, Any]:
         "object": "model",
         "created": served.created_seconds,
         "owned_by": "sublimate",
+        "parent": served.parent or None,
         "template": str(text.template.report) if text is not None else "",
     }
     return {**told, **_standing(served)} if served.loads else told

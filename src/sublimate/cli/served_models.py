@@ -16,8 +16,7 @@ from ..errors import ConfigError
 from ..model.adapters import check_adapters
 from ..model.files import ModelFile, Progress, fetch
 from ..model.models_folder import CACHE, models_in
-from ..model.source import stamp
-from ..supervisor.launch import Launch, ModelLaunch
+from ..supervisor.launch import Launch, ModelLaunch, stamp_of
 
 
 def launch_of(
@@ -52,7 +51,7 @@ def launch_of(
         model_path=str(file.path),
         model_name=main,
         edge_module=edge_module,
-        model_stamp=stamp(str(file.path)),
+        model_stamp=stamp_of(str(file.path), engine.lora),
         model_bytes=file.size_bytes,
         more=tuple(more.values()),
     )
@@ -75,13 +74,14 @@ def _fetched(
 
 
 def _more(name: str, file: ModelFile, one: ModelSettings, settings: Settings) -> ModelLaunch:
+    engine = _engine_of(one)
     return ModelLaunch(
         name=name,
         path=str(file.path),
-        engine=_engine_of(one),
+        engine=engine,
         tool_format=one.tool_format or settings.edge.tool_format,
         preload=one.preload,
-        model_stamp=stamp(str(file.path)),
+        model_stamp=stamp_of(str(file.path), engine.lora),
         model_bytes=file.size_bytes,
     )
 

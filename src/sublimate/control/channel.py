@@ -110,6 +110,8 @@ class ModelPlace(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     tool_format: str = ""
     file_bytes: int = 0
+    adapters: tuple[str, ...] = ()
+    """Names, in the order of the settings of its engines."""
 
 
 class Start(Message, frozen=True, tag="start"):
@@ -130,6 +132,8 @@ class Start(Message, frozen=True, tag="start"):
     """The server's, the same for all its edges: signatures and tenants come from it."""
     prefix_secret: int = 0
     """That of its engines, as in Load."""
+    adapters: tuple[str, ...] = ()
+    """Names of those of the model, in the order of the settings of its engines."""
     waits: bool = False
     """It takes over from another: it listens once there is an engine."""
     stays: bool = False

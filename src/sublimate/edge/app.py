@@ -80,7 +80,10 @@ class EdgeServer:
         place: Place = ALONE,
         ledgers: SharedLedgers | None = None,
         on_demand: OnDemand | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
+        """adapters: names of those of the model, in the order of its engines; with on_demand it
+        says itself."""
         self.settings = settings
         self.place = place
         self.routes = routes
@@ -98,7 +101,7 @@ class EdgeServer:
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
-        self.models = self._open_models(model, on_demand)
+        self.models = self._open_models(model, on_demand, adapters)
         self.metrics = Metrics(lambda: self.models.all, settings.metrics_compat)
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
@@ -129,9 +132,11 @@ class EdgeServer:
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
 
-    def _open_models(self, text: TextModel, on_demand: OnDemand | None) -> Models:
-        """Raises ConfigError for an alias of none of them."""
-        places = (ModelPlace(name=text.name, path=""),)
+    def _open_models(
+        self, text: TextModel, on_demand: OnDemand | None, adapters: tuple[str, ...]
+    ) -> Models:
+        """Raises ConfigError for an alias of none of them, or an adapter called like one."""
+        places = (ModelPlace(name=text.name, path="", adapters=adapters),)
         if on_demand is not None:
             places = (on_demand.main, *on_demand.more)
         routes = self.settings.routing == "prefix"
@@ -145,6 +150,8 @@ class EdgeServer:
                 one.loads = True
             tell, queue_max = on_demand.tell, self.settings.queue_max
             models.loading = Loading(self.loop, self.aside, tell, queue_max)
+        for one in models.all:
+            models.add_adapters(one, one.where.adapters)
         models.add_aliases(self.settings.aliases)
         return models
 

@@ -108,7 +108,7 @@ def _enter(
     """(The engine for a request, when it may be handed over to it). Raises ApiError."""
     tokens = len(prompt.ids)
     tenant = server.access.tenant(exchange.tenant_key)
-    engine = served.engines.choose(prompt.ids, tenant, server.settings.queue_max)
+    engine = served.engines.choose(prompt.ids, tenant, server.settings.queue_max, served.adapter)
     if server.relief is not None:
         server.relief.weigh(exchange, engine, tokens, _room(engine, prompt))
     if exchange.lease is None:
@@ -151,12 +151,16 @@ def _hand_over(
         chunked=exchange.chunked,
         blocks=blocks,
         constraint=prompt.constraint,
+        adapter=served.adapter,
         thinking_tokens=thinking_limit(prompt.generation.thinking, room),
     )
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     exchange.request.body = b""
     key = exchange.wire.connection_key
-    answer.use = server.kernel.begin(key, exchange.tenant_key, prompt.ids, worker=engine.worker)
+    owner = exchange.tenant_key
+    if served.adapter:
+        owner += served.name.encode()
+    answer.use = server.kernel.begin(key, owner, prompt.ids, worker=engine.worker)
     server.stories.submitted(answer, engine.trace, ticket, submission)
     server.answer_begun(answer)
     if server.relief is not None:

@@ -17,7 +17,7 @@ from . import limits
 from .engine import EngineLink
 from .errors import ApiError
 from .loading import Loading
-from .served import NotLoadedError, Served
+from .served import Adapted, NotLoadedError, Served
 
 LOG = logging.getLogger("sublimate.edge")
 Made = TypeVar("Made")
@@ -60,6 +60,26 @@ class Models:
             self._names.setdefault(name, served)
 
     # ---- names ---------------------------------------------------------------------------------
+    def add_adapters(self, served: Served, names: Sequence[str]) -> None:
+        """Of a model, in the order of its engines: each by the model's name, a colon and its own,
+        and by its own alone if no other model has one called so. Raises ConfigError."""
+        for number, name in enumerate(names, 1):
+            known, full = self._names.get(name), f"{served.name}:{name}"
+            if full in self._names or (known is not None and not known.adapter):
+                raise ConfigError(f"lora {name!r}: a model is called so already.")
+            adapted = Adapted(served, full if known is not None else name, number)
+            self._names[full] = self._names[adapted.name] = self.listed[adapted.name] = adapted
+
+    @property
+    def with_adapters(self) -> list[Served]:
+        """All, each followed by its adapters."""
+        adapted = {one.name: one for one in self._names.values() if one.adapter}.values()
+        return [
+            each
+            for one in self.all
+            for each in (one, *(other for other in adapted if other.parent == one.name))
+        ]
+
     def add_aliases(self, aliases: Sequence[str]) -> None:
         """More names, each as ALIAS=MODEL with a name that is known. Raises ConfigError."""
         for text in aliases:

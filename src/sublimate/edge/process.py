@@ -91,7 +91,9 @@ class EdgeProcess:
             self._ledgers = SharedLedgers(extras["quotas"], start.number)
         given = (start.settings, model, self._routes, http_limits, place, self._ledgers)
         on_demand = self._on_demand(start)
-        self._server = EdgeServer(*given, on_demand) if is_whole else EdgeWithoutModel(*given)
+        self._server = (
+            EdgeServer(*given, on_demand, start.adapters) if is_whole else EdgeWithoutModel(*given)
+        )
         if "inbox" in extras:
             self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()
@@ -137,6 +139,7 @@ class EdgeProcess:
             path=start.model_path,
             tool_format=start.settings.tool_format,
             file_bytes=start.model_bytes,
+            adapters=start.adapters,
         )
         return OnDemand(main=main, more=start.more_models, tell=self._tell)
 

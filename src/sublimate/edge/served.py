@@ -4,7 +4,7 @@ that compute it, and what its answers have taken.
 A model that is loaded when it is asked for has neither text nor engines at first; whoever finds
 that out by a NotLoadedError waits (loading.py) and begins again.
 
-defines: NotLoadedError, Served
+defines: NotLoadedError, Served, Adapted
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class NotLoadedError(Exception):
 
 class Served:
     """On the event loop's thread, but for its text, which readers on worker threads use too."""
+
+    adapter = 0
+    """By its place among those of the model, from 1, as its engines count them; 0: none."""
+    parent = ""
+    """Name of the model that an adapter is of."""
 
     def __init__(
         self,
@@ -201,3 +206,26 @@ class Served:
     def families(self, labels: dict[str, str]) -> Iterator[Any]:
         """Metrics of its engines' standing."""
         return self.standing.families(labels)
+
+
+class Adapted(Served):
+    """A model with one of its adapters: another name, and a number in each request. All else is the
+    model's own, now and when it comes into memory."""
+
+    def __init__(self, base: Served, name: str, number: int) -> None:
+        if number < 1 or base.adapter:
+            raise ValueError("adapters are counted from 1, each one of a model")
+        self.base = base
+        self.name, self.adapter, self.parent = name, number, base.name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    @property
+    def text(self) -> TextModel:
+        """As of the model, which is what is loaded."""
+        return self.base.text
+
+    def engine_or_refuse(self) -> EngineLink:
+        """As of the model."""
+        return self.base.engine_or_refuse()

@@ -35,15 +35,18 @@ async def create_server(
     region: _core.Region | None = None,
     engine_info: dict[str, Any] | None = None,
     on_demand: OnDemand | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> EdgeServer:
     """An edge that answers on a listening socket; with a region it serves from the start. On
     tls_sock it speaks TLS, with the certificate of the settings, and on udp_sock, bound to the same
     port, HTTP/3; at grpc_address (host:port) gRPC over HTTP/2. Raises ConfigError, ListenError.
 
     engine_info: as the engine reports it: at least context_length. on_demand: further models, and
-    that this one, too, may be out of memory.
+    that this one, too, may be out of memory. adapters: as for EdgeServer.
     """
-    server = EdgeServer(settings, model, routes, http_limits, on_demand=on_demand)
+    server = EdgeServer(
+        settings, model, routes, http_limits, on_demand=on_demand, adapters=adapters
+    )
     if region is not None:
         server.engine_up(region, engine_info or {})
     await listen_on(server, sock, tls_sock=tls_sock, grpc_address=grpc_address, udp_sock=udp_sock)

@@ -1,11 +1,12 @@
 """What the processes of a server are started with.
 
-defines: EDGE_MODULE, ModelLaunch, Launch
+defines: EDGE_MODULE, stamp_of, ModelLaunch, Launch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,18 +14,36 @@ import msgspec
 from ..config import EngineSettings, Settings
 from ..control import channel
 from ..guard.engine_watch import EngineWatch
+from ..model.adapters import parse_adapter
 from ..model.source import stamp
 
 EDGE_MODULE = "sublimate.edge"
+STAMP_BYTES = 7
+"""Of a digest that a message can hold as a number."""
 Stamp = tuple[int, ...]
 Identity = tuple[str, str, Stamp]
 
 
-def _stamp_now(path: str, before: Stamp) -> Stamp:
+def stamp_of(path: str, lora: Sequence[str]) -> Stamp:
+    """Of a model with its adapters, whose order counts: requests name them by number. Raises
+    OSError."""
+    if not lora:
+        return stamp(path)
+    named = hashlib.blake2b("\n".join(lora).encode(), digest_size=STAMP_BYTES).digest()
+    paths = [path, *(str(parse_adapter(text)[1]) for text in lora)]
+    parts = [part for each in paths for part in stamp(each)]
+    return (*parts, int.from_bytes(named))
+
+
+def _names_of(lora: Sequence[str]) -> tuple[str, ...]:
+    return tuple(parse_adapter(text)[0] for text in lora)
+
+
+def _stamp_now(path: str, before: Stamp, lora: Sequence[str]) -> Stamp:
     if not before:
         return before
     try:
-        return stamp(path)
+        return stamp_of(path, lora)
     except OSError:
         return before  # whoever reads it says so
 
@@ -55,7 +74,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     edge_module: str
     model_stamp: Stamp = ()
-    """Tells one file, folder or set of parts at that path from another."""
+    """Tells one file, folder or set of parts at that path, and at those of its adapters, from
+    another."""
     model_bytes: int = 0
     """Of its files."""
     more: tuple[ModelLaunch, ...] = ()
@@ -104,6 +124,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             model_path=self.model_path,
             model_name=self.model_name,
             model_bytes=self.model_bytes,
+            adapters=_names_of(self.settings.engine.lora),
             loads=self.loads,
             more_models=tuple(
                 channel.ModelPlace(
@@ -111,6 +132,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
                     path=one.path,
                     tool_format=one.tool_format,
                     file_bytes=one.model_bytes,
+                    adapters=_names_of(one.engine.lora),
                 )
                 for one in self.more
             ),
@@ -137,10 +159,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def as_it_is(self) -> Launch:
         """With the stamps of the files that are there now, which a process would read."""
         more = tuple(
-            msgspec.structs.replace(one, model_stamp=_stamp_now(one.path, one.model_stamp))
+            msgspec.structs.replace(
+                one, model_stamp=_stamp_now(one.path, one.model_stamp, one.engine.lora)
+            )
             for one in self.more
         )
-        now = _stamp_now(self.model_path, self.model_stamp)
+        now = _stamp_now(self.model_path, self.model_stamp, self.settings.engine.lora)
         return msgspec.structs.replace(self, model_stamp=now, more=more)
 
     def with_stamp(self, model: Identity) -> Launch:

@@ -44,7 +44,7 @@ DECODER = msgspec.json.Decoder(ShowRequest)
 
 
 def list_models(server: EdgeServer, exchange: Exchange) -> None:
-    _send(exchange, {"models": [_entry(served) for served in server.models.all]})
+    _send(exchange, {"models": [_entry(served) for served in server.models.with_adapters]})
 
 
 def list_running(server: EdgeServer, exchange: Exchange) -> None:
@@ -98,7 +98,8 @@ def _shown(served: Served) -> dict[str, Any]:
         capabilities.append("thinking")
     entry = _entry(served)
     return {
-        "modelfile": f"FROM {model.name}\n",
+        "modelfile": f"FROM {model.name}\n"
+        + (f"ADAPTER {served.name}\n" if served.adapter else ""),
         "parameters": "",
         "template": str(model.template.report),
         "details": entry["details"],
@@ -132,7 +133,7 @@ def _entry(served: Served) -> dict[str, Any]:
         "size": served.file_bytes,
         "digest": hashlib.sha256(identity).hexdigest(),
         "details": {
-            "parent_model": "",
+            "parent_model": served.parent,
             "format": "gguf",
             "family": family,
             "families": [family],
