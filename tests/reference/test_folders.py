@@ -100,6 +100,24 @@ def test_a_window_that_is_longer_than_the_context(tmp_path: Path, record_propert
     compare(folder, type(model), shape.vocabulary, record_property)
 
 
+def test_the_text_of_a_model_that_also_sees(tmp_path: Path, record_property: Any) -> None:
+    shape = Shape()
+    checkpoint = FamilyCheckpoint(tmp_path / "model.gguf", "gemma3", shape, "F32", seed=7)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    vision = transformers.SiglipVisionConfig(
+        **sizes, num_hidden_layers=1, image_size=28, patch_size=14
+    )
+    config = transformers.Gemma3Config(
+        text_config=checkpoint.model.config, vision_config=vision, mm_tokens_per_image=4
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    text = {name.removeprefix("model."): tensor for name, tensor in checkpoint.state.items()}
+    text.pop("lm_head.weight")
+    model.model.language_model.load_state_dict(text, strict=True)
+    folder = saved(model, tmp_path / "model", "BF16")
+    compare(folder, type(model), shape.vocabulary, record_property)
+
+
 # ---- tokenizers ----------------------------------------------------------------------------------
 MARKS = ["<|first|>", "<|second|>"]
 

@@ -53,7 +53,7 @@ PROPERTIES: dict[str, Any] = {
         "maxItems": limits.STOP_SEQUENCES_MAX,
         "items": {"type": "string", "minLength": 1},
     },
-    "temperature": _number(0, limits.TEMPERATURE_MAX, "0 is greedy; default 1."),
+    "temperature": _number(0, limits.TEMPERATURE_MAX, "0 is greedy; default 1 or the model's own."),
     "top_p": _number(0, 1, "Nucleus; above 0."),
     "top_k": {"type": "integer", "minimum": 0, "description": "0 is off."},
     "min_p": _number(0, 1, "Below 1; 0 is off."),

@@ -13,6 +13,7 @@ from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
+from ...edge.sampling import Sampling
 from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR, Role, Turn, said
 from ..conversation import (
@@ -164,7 +165,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         answer_strict=bool(request.text and request.text.format and request.text.format.strict),
         answer_path="text.format.schema",
         thinking=thinking_budget("reasoning.effort", effort, sampling.max_tokens),
-        shown=_shown(request),
+        shown=_shown(request, sampling),
         store=None if request.store is False else store,
         vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )
@@ -197,7 +198,7 @@ def _joined(told: tuple[Turn, ...], conversation: tuple[Turn, ...]) -> tuple[Tur
     return whole.turns()
 
 
-def _shown(request: ResponsesRequest) -> dict[str, Any]:
+def _shown(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
     format = (request.text and request.text.format) or TextFormat()
     shown_format: dict[str, Any] = {"type": format.type}
     if format.type == "json_schema":
@@ -210,12 +211,12 @@ def _shown(request: ResponsesRequest) -> dict[str, Any]:
         "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "store": request.store is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": shown_format},
         "tool_choice": request.tool_choice or "auto",
         "tools": msgspec.to_builtins(request.tools or []),
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": sampling.top_p,
         "truncation": "disabled",
     }
 

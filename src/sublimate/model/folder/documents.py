@@ -1,6 +1,7 @@
 """Files of a folder that nobody trusts: regular ones, of a bounded length, read whole.
 
-defines: size_of, read_file, read_part, decode, read_document, read_optional
+defines: VOCABULARY_BYTES_MAX, DOCUMENT_BYTES_MAX, size_of, read_file, read_part, decode,
+read_document, read_optional
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import msgspec
 
 from ...errors import ModelError
 
-DOCUMENT_BYTES_MAX = 64 << 20
-"""The largest that families have, a vocabulary of 262,144 tokens with its merges, takes half."""
+VOCABULARY_BYTES_MAX = 64 << 20
+"""The largest that families have, of 262,208 tokens with their merges, takes half."""
+DOCUMENT_BYTES_MAX = 4 << 20
+"""Of all else: settings, templates."""
 
 Document = TypeVar("Document")
 
@@ -70,9 +73,11 @@ def decode(data: bytes, path: Path, kind: type[Document]) -> Document:
         raise ModelError(f"{path} is damaged: it is no JSON of a usual kind.") from None
 
 
-def read_document(path: Path, kind: type[Document]) -> Document:
+def read_document(
+    path: Path, kind: type[Document], bytes_max: int = DOCUMENT_BYTES_MAX
+) -> Document:
     """A whole JSON file as `kind`. Raises ModelError."""
-    return decode(read_file(path), path, kind)
+    return decode(read_file(path, bytes_max), path, kind)
 
 
 def read_optional(path: Path) -> dict[str, Any]:

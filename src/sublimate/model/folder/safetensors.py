@@ -93,7 +93,7 @@ def read_shards(folder: Path) -> Shards:
     wanted: dict[str, str] = {}
     names = [SINGLE]
     if index.exists():
-        wanted = read_document(index, _Index).weight_map
+        wanted = read_document(index, _Index, HEADER_BYTES_MAX).weight_map
         names = _checked_names(wanted, index)
     files: list[tuple[Path, int]] = []
     tensors: dict[str, Stored] = {}
@@ -115,7 +115,7 @@ def read_shards(folder: Path) -> Shards:
 
 def shard_names(index: Path) -> list[str]:
     """The files that an index names. Raises ModelError."""
-    return _checked_names(read_document(index, _Index).weight_map, index)
+    return _checked_names(read_document(index, _Index, HEADER_BYTES_MAX).weight_map, index)
 
 
 def _checked_names(weight_map: Mapping[str, str], index: Path) -> list[str]:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from ...errors import ModelError
 from ..vocabulary import TOKENS_MAX, TokenType
-from .documents import read_file
+from .documents import VOCABULARY_BYTES_MAX, read_file
 
 PACKAGE = "sublimate.sentencepiece"
 Field = descriptor_pb2.FieldDescriptorProto
@@ -75,7 +75,7 @@ def read_sentencepiece(path: Path) -> dict[str, Any]:
     """Metadata of GGUF for the vocabulary. Raises ModelError."""
     model = _model_class()()
     try:
-        model.ParseFromString(read_file(path))
+        model.ParseFromString(read_file(path, VOCABULARY_BYTES_MAX))
     except (DecodeError, ValueError):
         raise ModelError(f"{path} is damaged: it is no SentencePiece model.") from None
     pieces = list(model.pieces)

@@ -15,7 +15,7 @@ import msgspec
 from ...errors import ModelError
 from ..tokenizer_json import DOCUMENT, STRIPS, AddedEntry, TokenizerJson, token_types
 from ..vocabulary import STOP_IDS, TOKENS_MAX, TokenType
-from .documents import DOCUMENT_BYTES_MAX, read_document, read_file, read_optional
+from .documents import VOCABULARY_BYTES_MAX, read_document, read_file, read_optional
 from .fields import Fields
 from .sentencepiece_file import read_sentencepiece
 
@@ -68,7 +68,7 @@ def sampling_metadata(folder: Path) -> dict[str, Any]:
 # ---- vocabularies ------------------------------------------------------------------------------
 def _from_json(folder: Path, added: dict[str, AddedEntry], rows: int) -> dict[str, Any]:
     path = folder / "tokenizer.json"
-    document = read_document(path, TokenizerJson)
+    document = read_document(path, TokenizerJson, VOCABULARY_BYTES_MAX)
     # What the settings say of a token that both have is newer.
     every = {entry.content: entry for entry in document.added_tokens} | added
     tokens, types = token_types(min(rows, TOKENS_MAX), document, every)
@@ -177,7 +177,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str:
     """The file of its own before what the settings say; of several the one named default."""
     jinja, document = (folder / name for name in TEMPLATES)
     if jinja.exists():
-        return read_file(jinja, DOCUMENT_BYTES_MAX).decode(errors="replace")
+        return read_file(jinja).decode(errors="replace")
     told: Any = read_optional(document).get("chat_template") or settings.get("chat_template")
     if isinstance(told, list):
         named = [
