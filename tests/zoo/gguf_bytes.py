@@ -57,11 +57,10 @@ def value(key: str | bytes, entry: Value) -> bytes:
 
 
 def header(values: Mapping[str, Value], tensors: Sequence[Tensor], **counts: int) -> bytes:
-    """Up to the data, without its alignment. counts: version, tensors, values as declared."""
-    declared = {"version": 3, "tensors": len(tensors), "values": len(values)} | counts
-    out = b"GGUF" + struct.pack(
-        "<IQQ", declared["version"], declared["tensors"], declared["values"]
-    )
+    """Up to the data, without its alignment. counts: version, tensor_count and value_count as the
+    file says."""
+    declared = {"version": 3, "tensor_count": len(tensors), "value_count": len(values)} | counts
+    out = b"GGUF" + struct.pack("<IQQ", *declared.values())
     out += b"".join(value(key, entry) for key, entry in values.items())
     at = 0
     for tensor in tensors:

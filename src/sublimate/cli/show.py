@@ -1,6 +1,6 @@
 """`sublimate show MODEL`: what a model is, what it takes, and what of it would not work.
 
-defines: show_command
+defines: show_command, show
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def show_command(
 
     def action() -> int:
         chosen = {key: value for key, value in given.items() if value is not None}
-        return _show(load_settings(chosen, config=config), json)
+        return show(load_settings(chosen, config=config), json)
 
     if code := run_guarded(action):
         sys.exit(code)
 
 
-def _show(effective: Effective, as_json: bool) -> ExitCode:
+def show(effective: Effective, as_json: bool) -> ExitCode:
+    """Raises ModelError for what is no model."""
     import msgspec
     from rich.table import Table
     from rich.text import Text

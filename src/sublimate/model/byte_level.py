@@ -81,6 +81,9 @@ def _merges_model(vocabulary: FileVocabulary, *, ignore: bool) -> Any:
             raise ModelError("The model file is damaged: a merge is not two texts.")
         merges.append((left, right))
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    # The library does not look for this, and reads beyond its memory where it is not so.
+    if not all(left + right in ids for left, right in merges):
+        raise ModelError("The model file is damaged: a merge makes no token.")
     try:
         return models.BPE(ids, merges, ignore_merges=ignore)
     except Exception:

@@ -176,9 +176,10 @@ def _own_file(path: Path, name: str = "") -> ModelFile:
         is_file, _ = path.is_file(), path.stat()
         # The file's own name stays, also that of a link: by it the other parts are found.
         absolute = path.parent.resolve(strict=True) / path.name
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(f"The model file {path} cannot be read: {reason}.") from None
+    except OSError as error:
+        raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ModelError(f"{str(path)!r} is no name of a file.") from None
     if path.is_dir():
         from .folder.form import check_form
 

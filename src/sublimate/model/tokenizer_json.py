@@ -22,7 +22,7 @@ import msgspec
 
 from ..errors import ModelError
 from .byte_level import SPECIAL, byte_level_bytes
-from .library import Backend
+from .library import Backend, is_refusal
 from .pre_tokenizers import GPT2_PATTERN, PATTERNS, SMOLLM_PATTERN, ascii_words
 from .sentencepiece import (
     BEGINS_BYTE_NAME,
@@ -183,8 +183,9 @@ def _backend(
     }
     try:
         backend = Backend.from_buffer(msgspec.json.encode(whole))
-    except Exception:
-        # The library raises plain Exception for what it cannot read.
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
         raise _damaged("the tokenizers library cannot read it") from None
     for text, number in texts.items():
         if backend.token_to_id(text) != number:
