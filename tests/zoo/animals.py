@@ -243,7 +243,7 @@ changed("no_architecture", "no key 'general.architecture'", None, "general.archi
 changed("no_epsilon", f"no key '{EPSILON}'", None, EPSILON)
 changed("no_tokens", "no list tokenizer.ggml.tokens", None, "tokenizer.ggml.tokens", of_text=True)
 changed("no_merges", "no list tokenizer.ggml.merges", None, "tokenizer.ggml.merges", of_text=True)
-changed("merge_of_nothing", "a merge makes no token", Value(STRING, ["a b"]),
+changed("merge_of_nothing", "a merge names unknown tokens", Value(STRING, ["a b"]),
         "tokenizer.ggml.merges", of_text=True)  # fmt: skip
 changed("no_tokenizer", "tokenizer", None, "tokenizer.ggml.model", of_text=True)
 changed("bos_outside", "bos token is outside", Value(U32, 9999), "tokenizer.ggml.bos_token_id",

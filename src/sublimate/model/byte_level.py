@@ -83,7 +83,7 @@ def _merges_model(vocabulary: FileVocabulary, *, ignore: bool) -> Any:
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     # The library does not look for this, and reads beyond its memory where it is not so.
     if not all(left + right in ids for left, right in merges):
-        raise ModelError("The model file is damaged: a merge makes no token.")
+        raise ModelError("The model file is damaged: a merge names unknown tokens.")
     try:
         return models.BPE(ids, merges, ignore_merges=ignore)
     except Exception:
