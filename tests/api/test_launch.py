@@ -146,6 +146,17 @@ def test_ps_has_a_line_for_each_server_in_80_columns() -> None:
     assert {seconds: ps.span(seconds) for seconds in spans} == spans
 
 
+def test_doctor_says_why_a_server_that_is_there_cannot_be_asked(agent_server: Served) -> None:
+    asked = peer.Peer(agent_server.url, KEY)
+    agent_server.call(lambda: setattr(agent_server.server, "draining", True))
+    try:
+        diagnosis = doctor.diagnose(settings_of(agent_server.port), asked, must_answer=True)
+    finally:
+        agent_server.call(lambda: setattr(agent_server.server, "draining", False))
+    (server,) = [each for each in diagnosis.findings if each.topic == "server"]
+    assert server.verdict == "problem" and "/readyz with status 503" in server.text
+
+
 def test_a_port_of_another_kind_is_no_server_of_its_own(
     agent_server: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,14 @@ def _leftovers(settings: Settings) -> Finding:
     )
 
 
+def _why_not(peer: Peer) -> str:
+    """What keeps it from being asked: it may be there, and not ready or not trusted."""
+    try:
+        return f"{peer.url} answers /readyz with status {peer.ask('/readyz')[0]}: it is not ready."
+    except PeerError as error:
+        return str(error)
+
+
 def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
     """must_answer: a server that does not is a problem, not only something to know."""
     answers = peer.ready()
@@ -228,7 +236,7 @@ def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
             Finding(
                 topic="server",
                 verdict="problem" if must_answer else "notice",
-                text=f"Nothing that is ready answers at {peer.url}.",
+                text=_why_not(peer),
                 advice="Start one with sublimate serve, or name one with --url.",
             )
         )
