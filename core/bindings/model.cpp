@@ -1,7 +1,7 @@
 // Python's view of models and of the machine: Gguf, Model, probe, heap_allocations. See _core.pyi.
 //
-// defines: value_object, open_gguf, join_gguf, plan_info, source_from, load, logits, choice_info,
-// adapter_infos, model_info, probe, bind_gguf, bind_model
+// defines: value_object, open_gguf, join_gguf, plan_info, convert, source_from, load, logits,
+// choice_info, adapter_infos, model_info, probe, bind_gguf, bind_model
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
@@ -12,6 +12,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,7 +23,9 @@
 
 #include "../cpu/allocations.h"
 #include "../cpu/probe.h"
+#include "../model/convert.h"
 #include "../model/model.h"
+#include "../model/quantise.h"
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -118,7 +121,8 @@ nb::list gguf_tensors(const Gguf& file) {
         for (int32_t d = 0; d < tensor.dimension_count; d++)
             shape.append(tensor.dimensions[static_cast<size_t>(d)]);
         result.append(nb::make_tuple(text_object(tensor.name), tensor_type_name(tensor.type),
-                                     nb::tuple(shape), tensor.data.size()));
+                                     nb::tuple(shape),
+                                     std::max<uint64_t>(tensor.data.size(), tensor.source_bytes)));
     }
     return result;
 }
@@ -144,6 +148,38 @@ nb::list unsupported_types(const Gguf& file) {
     return result;
 }
 
+nb::object gguf_packed(const Gguf& file) {
+    if (file.packed() == nullptr) return nb::none();
+    nb::dict info;
+    info["exact"] = file.packed()->form.exact;
+    info["quantize"] = quantise_name(file.packed()->form.quantise);
+    info["weight_bytes"] = file.packed()->weights.size();
+    return info;
+}
+
+using Progress = std::function<void(float)>;
+
+Quantise quantise_from(const std::string& name) {
+    Quantise quantise;
+    if (!quantise_from_name(name, &quantise)) throw CoreError("quantize: not int8 or int4");
+    return quantise;
+}
+
+void convert(const std::string& source, const std::string& target, bool exact,
+             const std::string& quantize, bool replace, int32_t threads,
+             const std::optional<Progress>& progress) {
+    ConvertOptions options;
+    options.form = {exact, quantise_from(quantize)};
+    if (exact && options.form.quantise != Quantise::none)
+        throw CoreError("--exact keeps weights in fp32: leave it or --quantize out");
+    if (threads < 0 || threads > limits::COMPUTE_THREADS_MAX)
+        throw CoreError("threads: not in [0, COMPUTE_THREADS_MAX]");
+    options.replace = replace;
+    options.threads = threads;
+    if (progress) options.progress = *progress;
+    with_threads([&] { raise_if_error(convert_model(source, target, options)); });
+}
+
 void bind_gguf(nb::module_& m) {
     nb::class_<Gguf>(m, "Gguf")
         .def(
@@ -160,12 +196,16 @@ void bind_gguf(nb::module_& m) {
         .def_prop_ro("unsupported_types", &unsupported_types)
         .def_prop_ro("file_bytes", &Gguf::file_bytes)
         .def_prop_ro("metadata", &gguf_metadata)
-        .def_prop_ro("tensors", &gguf_tensors);
+        .def_prop_ro("tensors", &gguf_tensors)
+        .def_prop_ro("packed", &gguf_packed);
+    m.def("convert", &convert, "source"_a, "target"_a, nb::kw_only(), "exact"_a = false,
+          "quantize"_a = "", "replace"_a = false, "threads"_a = 0, "progress"_a = nb::none());
+    m.def(
+        "verify_packed", [](const std::string& path) { raise_if_error(verify_packed(path)); },
+        "path"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 // ---- Model -----------------------------------------------------------------------------------
-using Progress = std::function<void(float)>;
-
 Sharing sharing_from(const std::string& name) {
     if (name == "auto") return Sharing::where_free;
     if (name == "always") return Sharing::always;
@@ -194,15 +234,16 @@ AdapterSource source_from(const AdapterTuple& adapter) {
 }
 
 std::shared_ptr<LoadedModel>
-load(const std::string& path, bool exact, bool batch_invariant, int32_t context_length,
-     const std::string& rope_scaling, double rope_factor, int32_t threads, const std::string& isa,
-     int64_t kv_bytes, int32_t engines, const std::string& share_weights, int shared_weights_fd,
-     const std::vector<AdapterTuple>& adapters, const nb::bytes& header, const Files& files,
-     const std::optional<Progress>& progress) {
+load(const std::string& path, bool exact, const std::string& quantize, bool batch_invariant,
+     int32_t context_length, const std::string& rope_scaling, double rope_factor, int32_t threads,
+     const std::string& isa, int64_t kv_bytes, int32_t engines, const std::string& share_weights,
+     int shared_weights_fd, const std::vector<AdapterTuple>& adapters, const nb::bytes& header,
+     const Files& files, const std::optional<Progress>& progress) {
     LoadOptions options;
     options.header = std::string(header.c_str(), header.size());
     options.files = file_parts(files);
     options.exact = exact;
+    options.quantise = quantise_from(quantize);
     options.batch_invariant = batch_invariant;
     options.overrides.context_length = context_length;
     options.overrides.rope_scaling = rope_scaling;
@@ -280,6 +321,7 @@ nb::dict model_info(const LoadedModel& model) {
     nb::dict info = config_info(config);
     info["weight_bytes"] = model.weights.bytes;
     info["exact"] = model.exact;
+    info["quantize"] = quantise_name(model.quantise);
     info["isa"] = model.model->ops().name;
     info["threads"] = model.pool->size();
     info["few_rows"] = choice_info(model.model->choice(cpu::Phase::few_rows));
@@ -289,6 +331,7 @@ nb::dict model_info(const LoadedModel& model) {
     info["kv_bytes"] = int64_t{kv.pages} * cpu::KvArena::page_bytes(config, kv.layout.type);
     info["same_arithmetic"] = model.model->same_arithmetic();
     info["weights_shared"] = model.weights.shared.data() != nullptr;
+    info["weights_mapped"] = model.weights.file != nullptr;
     info["weights_reused"] = model.weights.reused;
     info["weights_huge_pages"] = model.weights.shared.huge_pages();
     info["adapters"] = adapter_infos(model.adapters);
@@ -325,7 +368,7 @@ nb::dict probe() {
 void bind_model(nb::module_& m) {
     bind_gguf(m);
     nb::class_<LoadedModel>(m, "Model")
-        .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false,
+        .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false, "quantize"_a = "",
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
                     "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
                     "engines"_a = 1, "share_weights"_a = "never", "shared_weights_fd"_a = -1,

@@ -4,7 +4,7 @@
 // Everything here has internal linkage on purpose. A header that objects of several instruction
 // sets include must not define a function that the linker could merge across them.
 //
-// defines: half_to_float, bf16_to_float, float_to_bf16
+// defines: half_to_float, float_to_half, bf16_to_float, float_to_bf16
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,21 @@ namespace sublimate::cpu {
     }
     const uint32_t rebased = exponent == 0x1fu ? 0xffu : exponent + 112;
     return __builtin_bit_cast(float, sign | rebased << 23 | mantissa << 13);
+}
+
+// Round to nearest, ties to even; what is too large becomes infinite, a NaN stays one.
+[[maybe_unused]] static inline uint16_t float_to_half(float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    const uint32_t sign = bits >> 16 & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u); // 65520 and more
+    if (magnitude < 0x38800000u) { // below 2^-14: steps of 2^-24, which are those of floats at 0.5
+        const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+        return static_cast<uint16_t>(sign | (__builtin_bit_cast(uint32_t, shifted) - 0x3f000000u));
+    }
+    const uint32_t rebased = magnitude - (112u << 23);
+    return static_cast<uint16_t>(sign | (rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13);
 }
 
 [[maybe_unused]] static inline float bf16_to_float(uint16_t value) {

@@ -14,7 +14,7 @@
 //               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (f32 pages: w[j] + w[j+16]);
 //               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
 //
-// defines: WeightKind, SuperLayout, PackedMatrix, Activations, LowRankCall, KvLayout,
+// defines: WeightKind, LAST_KIND, SuperLayout, PackedMatrix, Activations, LowRankCall, KvLayout,
 // AttentionCall, Ops, ops_for, best_isa, asked_isa, equal_ops
 #pragma once
 
@@ -55,6 +55,7 @@ enum class WeightKind : int32_t {
     // chunk c; [8][2][16] int8 s; [16] half d; 32 bytes unused
     k6 = 7,
 };
+constexpr WeightKind LAST_KIND = WeightKind::k6;
 
 constexpr int32_t PANEL_ROWS = 16;
 constexpr int32_t GROUP_COLUMNS = 32;

@@ -316,7 +316,8 @@ Status check_vocabulary(const Gguf& file, ModelConfig* config) {
                              " rows");
     config->tied_embeddings = file.tensor("output.weight") == nullptr;
     for (const GgufTensor& tensor : file.tensors()) {
-        // Within the file's size, so the sum cannot wrap: an element takes at least half a byte.
+        // An element takes at least half a byte of the file, which was looked at when that was
+        // parsed, so the sum cannot wrap.
         config->parameters += static_cast<int64_t>(tensor.columns() * tensor.rows());
     }
     return Status::success();
@@ -434,6 +435,10 @@ Status make_rope_table(const Gguf& file, const RopeConfig& rope, RopeTable* tabl
 Status make_rope_tables(const Gguf& file, const ModelConfig& config, RopeTables* tables) {
     RETURN_IF_ERROR(make_rope_table(file, config.rope, &tables->full));
     return make_rope_table(file, config.window_rope, &tables->window);
+}
+
+bool is_rope_tensor(std::string_view name) {
+    return name == LLAMA3_FACTORS || name == LONG_FACTORS || name == SHORT_FACTORS;
 }
 
 } // namespace sublimate

@@ -2,7 +2,7 @@
 // (architecture.h), its sizes, scales and windows, and its rotary position embedding.
 //
 // defines: RopeScaling, RopeConfig, ModelConfig, ConfigOverrides, read_config, RopeTable,
-// make_rope_table, RopeTables, make_rope_tables
+// make_rope_table, RopeTables, make_rope_tables, is_rope_tensor
 #pragma once
 
 #include <cstdint>
@@ -92,5 +92,8 @@ struct RopeTables {
 };
 
 Status make_rope_tables(const Gguf& file, const ModelConfig& config, RopeTables* tables);
+
+// Whether a tensor is read here, and so is no weight.
+bool is_rope_tensor(std::string_view name);
 
 } // namespace sublimate

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@
 #include "status.h"
 
 namespace sublimate {
+
+struct PackedFile; // packed_file.h
 
 enum class ValueType : uint32_t {
     u8 = 0,
@@ -92,7 +95,8 @@ struct GgufTensor {
     int32_t dimension_count;
     std::array<uint64_t, limits::GGUF_DIMENSIONS_MAX>
         dimensions;                  // fastest first; unused ones are 1
-    std::span<const std::byte> data; // whole blocks, row after row
+    std::span<const std::byte> data; // whole blocks, row after row; none in a packed file
+    uint64_t source_bytes = 0;       // of the data, there or not
 
     uint64_t columns() const { return dimensions[0]; }
     uint64_t rows() const { return dimensions[1] * dimensions[2] * dimensions[3]; }
@@ -101,8 +105,9 @@ struct GgufTensor {
 
 class Gguf {
 public:
-    // Maps the file and parses its header; of a model in parts, all of them, whichever is named.
-    // With TensorTypes::any data of types that nobody knows is empty.
+    // Maps the file and parses its header; of a model in parts, all of them, whichever is named,
+    // and of a packed file (packed_file.h), that of its source. With TensorTypes::any data of types
+    // that nobody knows is empty.
     static Status open(const std::string& path, Gguf* file,
                        TensorTypes types = TensorTypes::supported);
     // A header that somebody made for files of another format: their bytes follow it (padded to
@@ -117,6 +122,9 @@ public:
     uint64_t file_bytes() const;   // of all parts
     FileIdentity identity() const; // likewise, mixed; zeros after parse()
     size_t part_count() const { return 1 + parts_.size(); }
+    // The bytes of an opened file, for who needs them for longer; null after parse().
+    const std::shared_ptr<const FileMapping>& mapping() const { return mapping_; }
+    const PackedFile* packed() const { return packed_.get(); } // null: it is not
     const std::vector<GgufValue>& values() const { return values_; }
     const std::vector<GgufTensor>& tensors() const { return tensors_; }
     const GgufValue* find(std::string_view key) const;
@@ -142,8 +150,9 @@ private:
     // By name. The name that two tensors have; empty: none.
     std::string_view index_tensors();
 
-    FileMapping mapping_;            // empty after parse()
-    std::vector<FileMapping> parts_; // those after the first
+    std::shared_ptr<const FileMapping> mapping_;            // null after parse()
+    std::vector<std::shared_ptr<const FileMapping>> parts_; // those after the first
+    std::shared_ptr<const PackedFile> packed_;
     std::span<const std::byte> bytes_;
     uint32_t version_ = 0;
     std::vector<GgufValue> values_;   // in file order

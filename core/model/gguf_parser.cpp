@@ -5,6 +5,7 @@
 
 #include "checked.h"
 #include "gguf.h"
+#include "packed_file.h"
 
 namespace sublimate {
 
@@ -104,8 +105,11 @@ bool is_supported(TensorType type) {
 
 class GgufParser {
 public:
-    GgufParser(std::span<const std::byte> bytes, TensorTypes types, Gguf* file)
-        : bytes_(bytes), types_(types), file_(*file) {}
+    // small: where the data of a packed file's tensors lies, if not beyond the weights; null:
+    // behind the header.
+    GgufParser(std::span<const std::byte> bytes, TensorTypes types, Gguf* file,
+               const std::span<const std::byte>* small = nullptr)
+        : bytes_(bytes), types_(types), file_(*file), small_(small) {}
 
     Status parse() {
         RETURN_IF_ERROR(parse_header());
@@ -329,9 +333,11 @@ private:
                         " elements, which are no whole blocks of " + tensor_type_name(tensor.type));
         uint64_t size = 0;
         if (!checked_multiply(elements / block.elements, block.bytes, &size) ||
-            size > bytes_.size())
+            (small_ == nullptr && size > bytes_.size()))
             return fail(name + " is larger than the file");
-        if (offset % alignment_ != 0) return fail(name + " lies at an unaligned offset");
+        if (small_ == nullptr && offset % alignment_ != 0)
+            return fail(name + " lies at an unaligned offset");
+        tensor.source_bytes = size;
         file_.tensors_.push_back(tensor);
         ranges_.push_back({offset, size});
         return Status::success();
@@ -358,7 +364,21 @@ private:
                              : fail("tensor " + printable(twice) + " appears twice");
     }
 
+    // Of a packed file: what is not there has no data.
+    Status place_small() {
+        for (size_t i = 0; i < ranges_.size(); i++) {
+            const Range& range = ranges_[i];
+            uint64_t end = 0;
+            if (range.offset == DETACHED) continue;
+            if (!checked_add(range.offset, range.size, &end) || end > small_->size())
+                return fail("tensor " + printable(file_.tensors_[i].name) + " lies outside");
+            file_.tensors_[i].data = small_->subspan(range.offset, range.size);
+        }
+        return Status::success();
+    }
+
     Status place_tensors() {
+        if (small_ != nullptr) return place_small();
         uint64_t data_begin = 0;
         if (!checked_align(position_, alignment_, &data_begin)) return fail("no room for data");
         for (size_t i = 0; i < ranges_.size(); i++) {
@@ -391,6 +411,7 @@ private:
     std::span<const std::byte> bytes_;
     const TensorTypes types_;
     Gguf& file_;
+    const std::span<const std::byte>* small_;
     uint64_t position_ = 0;
     uint64_t tensor_count_ = 0;
     uint64_t value_count_ = 0;
@@ -400,9 +421,34 @@ private:
     std::vector<Range> ranges_;
 };
 
+namespace {
+
+// The tensors of a packed file are nowhere in it as its table says, but no panel has more than
+// eight elements in a byte.
+Status check_elements(const std::vector<GgufTensor>& tensors, uint64_t file_bytes) {
+    constexpr uint64_t ELEMENTS_PER_BYTE_MAX = 8;
+    uint64_t elements = 0;
+    for (const GgufTensor& tensor : tensors)
+        if (!checked_add(elements, tensor.columns() * tensor.rows(), &elements) ||
+            elements / ELEMENTS_PER_BYTE_MAX > file_bytes)
+            return Status::error("tensor " + printable(tensor.name) + " is larger than the file");
+    return Status::success();
+}
+
+} // namespace
+
 Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types) {
     Gguf fresh;
-    RETURN_IF_ERROR(GgufParser(bytes, types, &fresh).parse());
+    if (is_packed(bytes)) {
+        auto packed = std::make_shared<PackedFile>();
+        RETURN_IF_ERROR(read_packed(bytes, packed.get()));
+        RETURN_IF_ERROR(GgufParser(packed->metadata, types, &fresh, &packed->small).parse());
+        RETURN_IF_ERROR(check_elements(fresh.tensors_, bytes.size()));
+        fresh.bytes_ = bytes;
+        fresh.packed_ = std::move(packed);
+    } else {
+        RETURN_IF_ERROR(GgufParser(bytes, types, &fresh).parse());
+    }
     *file = std::move(fresh);
     return Status::success();
 }
@@ -410,9 +456,9 @@ Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes typ
 Status Gguf::join(std::span<const std::byte> header, const std::vector<FilePart>& files,
                   Gguf* file) {
     if (header.empty()) return Status::error("not a GGUF file: it is empty");
-    FileMapping mapping;
-    RETURN_IF_ERROR(FileMapping::join(header, files, &mapping));
-    RETURN_IF_ERROR(parse(mapping.bytes(), file));
+    auto mapping = std::make_shared<FileMapping>();
+    RETURN_IF_ERROR(FileMapping::join(header, files, mapping.get()));
+    RETURN_IF_ERROR(parse(mapping->bytes(), file));
     file->mapping_ = std::move(mapping);
     return Status::success();
 }

@@ -101,13 +101,13 @@ private:
     std::string name(int64_t number) const { return stem_ + ending(number + 1, split_.count); }
 
     Status open(int64_t number, Gguf* part) const {
-        FileMapping mapping;
-        Status status = FileMapping::open(name(number), &mapping);
+        auto mapping = std::make_shared<FileMapping>();
+        Status status = FileMapping::open(name(number), mapping.get());
         if (!status.ok())
             return Status::error("part " + std::to_string(number + 1) + " of " +
                                  std::to_string(split_.count) + " of " + base_name(path_) +
                                  " is missing: " + status.message);
-        status = Gguf::parse(mapping.bytes(), part, types_);
+        status = Gguf::parse(mapping->bytes(), part, types_);
         Split own;
         if (status.ok()) status = read_split(*part, &own);
         if (status.ok() && (own.number != number || own.count != split_.count))
@@ -154,13 +154,14 @@ private:
 };
 
 FileIdentity Gguf::identity() const {
-    FileIdentity all = mapping_.identity();
+    if (mapping_ == nullptr) return {};
+    FileIdentity all = mapping_->identity();
     auto mix = [](auto into, auto word) {
         return static_cast<decltype(into)>(
             mix_hash(static_cast<uint64_t>(into) ^ static_cast<uint64_t>(word)));
     };
-    for (const FileMapping& mapping : parts_) {
-        const FileIdentity& part = mapping.identity();
+    for (const auto& mapping : parts_) {
+        const FileIdentity& part = mapping->identity();
         all.device = mix(all.device, part.device);
         all.inode = mix(all.inode, part.inode);
         all.size_bytes = mix(all.size_bytes, part.size_bytes);
@@ -172,16 +173,16 @@ FileIdentity Gguf::identity() const {
 
 uint64_t Gguf::file_bytes() const {
     uint64_t sum = bytes_.size(); // of mapped memory, so it cannot wrap
-    for (const FileMapping& mapping : parts_) sum += mapping.bytes().size();
+    for (const auto& mapping : parts_) sum += mapping->bytes().size();
     return sum;
 }
 
 Status Gguf::open(const std::string& path, Gguf* file, TensorTypes types) {
-    FileMapping mapping;
-    RETURN_IF_ERROR(FileMapping::open(path, &mapping));
+    auto mapping = std::make_shared<FileMapping>();
+    RETURN_IF_ERROR(FileMapping::open(path, mapping.get()));
     Gguf fresh;
     Split split;
-    Status status = parse(mapping.bytes(), &fresh, types);
+    Status status = parse(mapping->bytes(), &fresh, types);
     if (status.ok()) status = read_split(fresh, &split);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     fresh.mapping_ = std::move(mapping);

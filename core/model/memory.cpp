@@ -20,8 +20,6 @@ namespace sublimate {
 
 namespace {
 
-constexpr size_t HUGE_PAGE_BYTES = size_t{2} << 20;
-
 std::string with_reason(const std::string& what) {
     return what + ": " + std::strerror(errno);
 }
@@ -70,10 +68,28 @@ void add_identity(const FileIdentity& part, FileIdentity* all) {
     mix(&all->changed_ns, part.changed_ns);
 }
 
+size_t whole_huge_pages(size_t bytes) {
+    return (bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+}
+
 } // namespace
 
+void* reserve_aligned(size_t bytes) {
+    bytes = whole_huge_pages(bytes);
+    void* found = mmap(nullptr, bytes + HUGE_PAGE_BYTES, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) return nullptr;
+    auto begin = reinterpret_cast<uintptr_t>(found);
+    uintptr_t aligned = (begin + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if (aligned > begin) munmap(found, aligned - begin);
+    size_t behind = begin + HUGE_PAGE_BYTES - aligned;
+    auto* at = reinterpret_cast<std::byte*>(aligned);
+    if (behind > 0) munmap(at + bytes, behind);
+    return at;
+}
+
 FileMapping::~FileMapping() {
-    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_bytes_);
+    if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), mapped_bytes_);
 }
 
 FileMapping::FileMapping(FileMapping&& other) noexcept {
@@ -83,6 +99,7 @@ FileMapping::FileMapping(FileMapping&& other) noexcept {
 FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
     std::swap(identity_, other.identity_);
     return *this;
 }
@@ -93,13 +110,18 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
     Status status = open_regular(path, &descriptor, &details);
     if (status.ok()) {
         size_t size = static_cast<size_t>(details.st_size);
-        void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        void* place = reserve_aligned(size);
+        void* data = place == nullptr
+                         ? MAP_FAILED
+                         : mmap(place, size, PROT_READ, MAP_PRIVATE | MAP_FIXED, descriptor, 0);
         if (data == MAP_FAILED) {
             status = Status::error(with_reason("cannot map " + path));
+            if (place != nullptr) munmap(place, whole_huge_pages(size));
         } else {
             FileMapping fresh;
             fresh.data_ = static_cast<const std::byte*>(data);
             fresh.size_bytes_ = size;
+            fresh.mapped_bytes_ = whole_huge_pages(size);
             fresh.identity_ = identity_of(details);
             *mapping = std::move(fresh);
         }
@@ -128,7 +150,7 @@ Status FileMapping::join(std::span<const std::byte> front, const std::vector<Fil
         return Status::error(with_reason("cannot map " + std::to_string(end) + " bytes of files"));
     FileMapping fresh; // unmaps all of it, whatever of it is a file by then
     fresh.data_ = static_cast<const std::byte*>(region);
-    fresh.size_bytes_ = end;
+    fresh.size_bytes_ = fresh.mapped_bytes_ = end;
     std::memcpy(region, front.data(), front.size());
     fresh.identity_.inode = digest_of(front);
     for (size_t i = 0; i < files.size(); i++) {
@@ -147,6 +169,14 @@ Status FileMapping::join(std::span<const std::byte> front, const std::vector<Fil
     }
     *mapping = std::move(fresh);
     return Status::success();
+}
+
+void FileMapping::expect_reads(std::span<const std::byte> part) const {
+    CHECK(part.data() >= data_ && part.data() + part.size() <= data_ + size_bytes_);
+    auto* begin = const_cast<std::byte*>(part.data());
+    // Refusal only costs speed, so the answer does not matter.
+    static_cast<void>(madvise(begin, part.size(), MADV_HUGEPAGE));
+    static_cast<void>(madvise(begin, part.size(), MADV_WILLNEED));
 }
 
 AnonymousMemory::~AnonymousMemory() {

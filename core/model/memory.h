@@ -1,7 +1,7 @@
 // Memory taken from the kernel once, at load: a read-only file, or zeroed anonymous pages that
 // become real when they are first touched (so the touching thread decides where they lie).
 //
-// defines: FileIdentity, FilePart, FileMapping, AnonymousMemory
+// defines: HUGE_PAGE_BYTES, reserve_aligned, FileIdentity, FilePart, FileMapping, AnonymousMemory
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,11 @@
 #include "status.h"
 
 namespace sublimate {
+
+constexpr size_t HUGE_PAGE_BYTES = size_t{2} << 20;
+
+// Addresses for whole huge pages, from where they can be mapped as such; null: there are none.
+void* reserve_aligned(size_t bytes);
 
 // Which file, and which content of it as far as its times tell. No padding: compared byte by byte.
 struct FileIdentity {
@@ -36,7 +41,8 @@ public:
     FileMapping(FileMapping&& other) noexcept;
     FileMapping& operator=(FileMapping&& other) noexcept;
 
-    // Regular files only. An empty file is an error, since it cannot be mapped.
+    // Regular files only. An empty file is an error, since it cannot be mapped. What lies at a
+    // multiple of a huge page in the file does so in memory.
     static Status open(const std::string& path, FileMapping* mapping);
     // As if they were one file: a copy of `front`, then each file, all from a page border on. The
     // identity is a digest of all theirs and of `front`.
@@ -44,10 +50,14 @@ public:
                        FileMapping* mapping);
     std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
     const FileIdentity& identity() const { return identity_; }
+    // That a part will be read, all of it and often: read ahead, in huge pages where the file
+    // system has them.
+    void expect_reads(std::span<const std::byte> part) const;
 
 private:
     const std::byte* data_ = nullptr;
     size_t size_bytes_ = 0;
+    size_t mapped_bytes_ = 0; // with the addresses behind it
     FileIdentity identity_;
 };
 

@@ -84,13 +84,16 @@ Status load_model(const std::string& path, const LoadOptions& options,
     int32_t threads = 0;
     RETURN_IF_ERROR(choose_threads(options.threads, &threads));
     if (options.engines < 1) return Status::error("there is one engine at least");
+    if (options.exact && options.quantise != Quantise::none)
+        return Status::error("--exact keeps weights in fp32: leave it or --quantize out");
     if (options.kv_bytes < 0) return Status::error("the KV memory cannot be negative");
     fresh->pool = std::make_unique<cpu::ThreadPool>(threads);
     fresh->exact = options.exact;
     RETURN_IF_ERROR(
         load_adapters(options.adapters, fresh->config, options.exact, &fresh->adapters));
-    status = load_weights(file, fresh->config, options.exact, options.share, *fresh->pool,
-                          options.progress, &fresh->weights);
+    fresh->quantise = file.packed() != nullptr ? file.packed()->form.quantise : options.quantise;
+    status = load_weights(file, fresh->config, {options.exact, options.quantise}, options.share,
+                          *fresh->pool, options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     cpu::KvType kv_type = kv_type_of(options.exact);
     RETURN_IF_ERROR(cpu::CpuModel::create(fresh->config, fresh->weights, ropes, cpu::ops_for(isa),
@@ -114,7 +117,7 @@ Status plan_model(const Gguf& file, const ConfigOverrides& overrides, bool exact
     const auto& tensors = file.tensors();
     if (std::all_of(tensors.begin(), tensors.end(),
                     [](const GgufTensor& tensor) { return is_supported(tensor.type); }))
-        RETURN_IF_ERROR(plan_weights(file, fresh.config, exact, &fresh.weight_bytes));
+        RETURN_IF_ERROR(plan_weights(file, fresh.config, {exact, {}}, &fresh.weight_bytes));
     *plan = fresh;
     return Status::success();
 }

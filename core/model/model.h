@@ -17,8 +17,9 @@
 namespace sublimate {
 
 struct LoadOptions {
-    bool exact = false;          // fp32 weights, fp32 KV and fp32 arithmetic
-    bool batch_invariant = true; // see CpuModel::set_batch_invariant
+    bool exact = false;                 // fp32 weights, fp32 KV and fp32 arithmetic
+    Quantise quantise = Quantise::none; // of weights of 16 and 32 bits; not with exact
+    bool batch_invariant = true;        // see CpuModel::set_batch_invariant
     ConfigOverrides overrides;
     int32_t threads = 0;  // 0: the cores this process may use, or fewer where that is faster
     std::string isa;      // "": the best that runs here, or one of equal bits that is faster
@@ -39,6 +40,7 @@ struct LoadedModel {
     std::unique_ptr<cpu::ThreadPool> pool;
     std::unique_ptr<cpu::CpuModel> model; // refers to the four above
     bool exact = false;
+    Quantise quantise = Quantise::none;
     double load_seconds = 0.0;
 };
 

@@ -268,6 +268,20 @@ void pack_floats(const GgufTensor& tensor, const PackedMatrix& shape, const RowO
 
 } // namespace
 
+PackedMatrix shape_of_kind(WeightKind kind, int32_t rows, int32_t columns, int32_t offset,
+                           bool affine) {
+    CHECK(rows > 0 && columns > 0);
+    PackedMatrix shape = {};
+    shape.kind = kind;
+    shape.rows = rows;
+    shape.columns = columns;
+    shape.panels = rows / PANEL_ROWS + (rows % PANEL_ROWS != 0 ? 1 : 0);
+    shape.offset = offset;
+    shape.affine = affine;
+    shape.panel_bytes = cpu::panel_bytes_for(kind, columns, affine);
+    return shape;
+}
+
 PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
     CHECK(tensor.columns() <= INT32_MAX && tensor.rows() <= INT32_MAX);
     PackedMatrix shape = {};
@@ -310,7 +324,7 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
 void pack_panels(const GgufTensor& tensor, const PackedMatrix& shape, int32_t panel_begin,
                  int32_t panel_end, std::byte* data, const RowOrder& order) {
     CHECK(order.head_rows == 0 || shape.rows % order.head_rows == 0);
-    CHECK(panel_begin >= 0 && panel_end <= shape.panels);
+    CHECK(panel_begin >= 0 && panel_end <= shape.panels && !tensor.data.empty());
     std::vector<float> scratch;
     for (int32_t p = panel_begin; p < panel_end; p++) {
         std::byte* panel = data + (p - panel_begin) * shape.panel_bytes;
@@ -374,7 +388,13 @@ void unpack_row(const PackedMatrix& matrix, int32_t row, float* out) {
     }
 }
 
+void tensor_row(const GgufTensor& tensor, uint64_t row, float* out) {
+    CHECK(row < tensor.rows() && !tensor.data.empty());
+    row_to_floats(tensor, tensor.data.data() + row * tensor.row_bytes(), out);
+}
+
 std::vector<float> tensor_to_floats(const GgufTensor& tensor) {
+    CHECK(!tensor.data.empty());
     std::vector<float> floats(static_cast<size_t>(tensor.columns() * tensor.rows()));
     for (uint64_t r = 0; r < tensor.rows(); r++)
         row_to_floats(tensor, tensor.data.data() + r * tensor.row_bytes(),

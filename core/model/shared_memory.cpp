@@ -14,12 +14,12 @@
 
 #include "../check.h"
 #include "../retry.h"
+#include "memory.h"
 
 namespace sublimate {
 
 namespace {
 
-constexpr size_t HUGE_PAGE_BYTES = size_t{2} << 20;
 // What older headers lack.
 constexpr int COLLAPSE = 25;       // MADV_COLLAPSE
 constexpr int FUTURE_WRITE = 0x10; // F_SEAL_FUTURE_WRITE
@@ -30,20 +30,6 @@ constexpr int READERS = MAP_PRIVATE;
 
 Status refused(const std::string& what) {
     return Status::error(what + ": " + std::strerror(errno));
-}
-
-// Whole huge pages, at an address where they can be mapped as such.
-void* reserve_aligned(size_t bytes) {
-    void* found = mmap(nullptr, bytes + HUGE_PAGE_BYTES, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) return nullptr;
-    auto begin = reinterpret_cast<uintptr_t>(found);
-    uintptr_t aligned = (begin + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-    if (aligned > begin) munmap(found, aligned - begin);
-    size_t behind = begin + HUGE_PAGE_BYTES - aligned;
-    auto* at = reinterpret_cast<std::byte*>(aligned);
-    if (behind > 0) munmap(at + bytes, behind);
-    return at;
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -11,6 +12,7 @@
 #include "../check.h"
 #include "../loop/page_hash.h"
 #include "pack.h"
+#include "quantise.h"
 
 namespace sublimate {
 
@@ -18,22 +20,20 @@ namespace {
 
 constexpr int64_t ARENA_ALIGNMENT_BYTES = 64;
 constexpr int32_t PANELS_PER_ITEM = 8;
-// Read with the configuration.
-constexpr const char* ROPE_TENSORS[] = {"rope_freqs.weight", "rope_factors_long.weight",
-                                        "rope_factors_short.weight"};
 // Of the part that sees images, which some files have beside the one that writes text.
 constexpr const char* IMAGE_TENSORS[] = {"v.", "mm."};
 
 // In front of shared weights. Everything that decides what lies behind it; all words, no padding.
 struct SharedHeader {
     uint64_t magic = 0x5448474957425553; // "SUBWIGHT"
-    uint64_t version = 1;
-    uint64_t exact = 0;
+    uint64_t version = 2;
+    uint64_t exact = 0; // WeightForm
+    uint64_t quantise = 0;
     int64_t bytes = 0;     // behind the header
     uint64_t contents = 0; // digest of what lies where, in which form
     FileIdentity file;
 };
-static_assert(sizeof(SharedHeader) == 10 * sizeof(uint64_t));
+static_assert(sizeof(SharedHeader) == 11 * sizeof(uint64_t));
 constexpr int64_t SHARED_HEADER_BYTES = 128;
 static_assert(sizeof(SharedHeader) <= SHARED_HEADER_BYTES &&
               SHARED_HEADER_BYTES % ARENA_ALIGNMENT_BYTES == 0);
@@ -46,6 +46,7 @@ struct PackJob {
     RowOrder order;
     bool vector; // plain floats, not panels
     float added; // to each of a vector
+    Quantise quantise;
 };
 
 // Some rows of a tensor that holds several matrices.
@@ -65,10 +66,14 @@ std::vector<float> vector_of(const PackJob& job) {
 
 class WeightLoader {
 public:
-    WeightLoader(const Gguf& file, const ModelConfig& config, bool exact, Weights* weights)
-        : file_(file), config_(config), exact_(exact), weights_(*weights) {}
+    WeightLoader(const Gguf& file, const ModelConfig& config, const WeightForm& form,
+                 Weights* weights)
+        : file_(file), packed_(file.packed()), config_(config), form_(form), weights_(*weights) {}
 
     Status plan() {
+        RETURN_IF_ERROR(packed_ != nullptr ? check_form(*packed_, form_)
+                                           : check_quantises(file_, form_.quantise));
+        if (packed_ != nullptr) form_ = packed_->form;
         layer_jobs_.resize(static_cast<size_t>(config_.layers));
         RETURN_IF_ERROR(add("token_embd.weight", config_.vocabulary, config_.hidden, &embedding_));
         for (int32_t i = 0; i < config_.layers; i++) {
@@ -81,7 +86,17 @@ public:
         head_ = embedding_;
         if (!config_.tied_embeddings)
             RETURN_IF_ERROR(add("output.weight", config_.vocabulary, config_.hidden, &head_));
-        return refuse_unknown();
+        RETURN_IF_ERROR(refuse_unknown());
+        return check_packed();
+    }
+
+    // The weights of a packed file, where they are.
+    void map() {
+        CHECK(packed_ != nullptr && file_.mapping() != nullptr);
+        for (PackJob& job : jobs_) job.shape.data = packed_->weights.data() + job.offset;
+        file_.mapping()->expect_reads(packed_->weights);
+        weights_.file = file_.mapping();
+        publish(packed_->weights.data());
     }
 
     int64_t arena_bytes() const { return arena_bytes_; } // once planned
@@ -117,15 +132,20 @@ public:
                 std::memcpy(base + job.offset, floats.data(), floats.size() * sizeof(float));
                 continue;
             }
+            std::atomic<bool> fits = true;
             // A thread packs the range it will mostly compute: first touch decides where memory
             // lies.
             int32_t blocks = (job.shape.panels + PANELS_PER_ITEM - 1) / PANELS_PER_ITEM;
             pool.parallel_for(blocks, [&](int32_t block) {
                 int32_t begin = block * PANELS_PER_ITEM;
                 int32_t end = std::min(begin + PANELS_PER_ITEM, job.shape.panels);
-                pack_panels(*job.tensor, job.shape, begin, end,
-                            base + job.offset + begin * job.shape.panel_bytes, job.order);
+                if (!pack_some(job, begin, end, base + job.offset + begin * job.shape.panel_bytes))
+                    fits = false;
             });
+            if (!fits)
+                return Status::error("tensor '" + std::string(job.tensor->name) +
+                                     "' has weights that no scale of 16 bits fits: load the model "
+                                     "without --quantize");
             done_bytes += job.shape.panels * job.shape.panel_bytes;
             if (progress) progress(static_cast<float>(double(done_bytes) / double(arena_bytes_)));
         }
@@ -139,6 +159,13 @@ public:
     }
 
 private:
+    static bool pack_some(const PackJob& job, int32_t begin, int32_t end, std::byte* data) {
+        if (job.quantise != Quantise::none)
+            return quantise_panels(*job.tensor, job.shape, begin, end, data, job.order);
+        pack_panels(*job.tensor, job.shape, begin, end, data, job.order);
+        return true;
+    }
+
     static constexpr size_t NONE = SIZE_MAX; // a tensor that the architecture does not have
 
     struct LayerJobs {
@@ -212,7 +239,8 @@ private:
 
     SharedHeader header() const {
         SharedHeader header;
-        header.exact = exact_ ? 1 : 0;
+        header.exact = form_.exact ? 1 : 0;
+        header.quantise = static_cast<uint64_t>(form_.quantise);
         header.bytes = arena_bytes_;
         header.file = file_.identity();
         auto add = [&](int64_t word) {
@@ -239,8 +267,8 @@ private:
         auto bytes = static_cast<size_t>(shape.panel_bytes);
         for (int32_t panel : {0, shape.panels - 1}) {
             std::vector<std::byte> fresh(bytes);
-            pack_panels(*job.tensor, shape, panel, panel + 1, fresh.data(), job.order);
-            if (std::memcmp(data + panel * shape.panel_bytes, fresh.data(), bytes) != 0)
+            if (!pack_some(job, panel, panel + 1, fresh.data()) ||
+                std::memcmp(data + panel * shape.panel_bytes, fresh.data(), bytes) != 0)
                 return false;
         }
         return true;
@@ -280,7 +308,8 @@ private:
 
     void reserve(int64_t bytes, PackJob* job) {
         job->offset = arena_bytes_;
-        // Sizes come from tensors that lie inside the file, at most 8 times expanded: no wrap.
+        // Sizes come from tensors that lie inside the file, at most 8 times expanded, or have the
+        // shapes of a model within limits.h: no wrap.
         arena_bytes_ +=
             (bytes + ARENA_ALIGNMENT_BYTES - 1) / ARENA_ALIGNMENT_BYTES * ARENA_ALIGNMENT_BYTES;
     }
@@ -294,11 +323,43 @@ private:
         return Status::success();
     }
 
+    cpu::PackedMatrix shape_of(const PackJob& job) {
+        if (packed_ != nullptr) return next_shape(*job.tensor);
+        if (job.quantise != Quantise::none) return quantised_shape(*job.tensor, job.quantise);
+        return packed_shape(*job.tensor, form_.exact);
+    }
+
+    // Of a packed file, which says the kind of each matrix in turn.
+    cpu::PackedMatrix next_shape(const GgufTensor& tensor) {
+        auto rows = static_cast<int32_t>(tensor.rows());
+        auto columns = static_cast<int32_t>(tensor.columns());
+        const PackedEntry entry = next_entry(false);
+        auto kind = static_cast<cpu::WeightKind>(entry.kind);
+        int32_t unit = cpu::is_k_kind(kind)      ? cpu::SUPER_COLUMNS
+                       : cpu::is_quantised(kind) ? cpu::GROUP_COLUMNS
+                                                 : 1;
+        if (columns % unit != 0) {
+            fits_entries_ = false;
+            kind = cpu::WeightKind::f32;
+        }
+        return shape_of_kind(kind, rows, columns, entry.offset, entry.affine != 0);
+    }
+
+    PackedEntry next_entry(bool is_vector) {
+        size_t at = jobs_.size();
+        PackedEntry entry = {};
+        if (at < packed_->entries.size()) entry = packed_->entries[at];
+        fits_entries_ =
+            fits_entries_ && at < packed_->entries.size() && (entry.is_vector != 0) == is_vector;
+        return entry;
+    }
+
     void add_matrix(const GgufTensor* tensor, const RowOrder& order, size_t* index) {
         PackJob job = {};
         job.tensor = tensor;
         job.order = order;
-        job.shape = packed_shape(*tensor, exact_);
+        job.quantise = packed_ == nullptr ? quantises(*tensor, form_.quantise) : Quantise::none;
+        job.shape = shape_of(job);
         reserve(job.shape.panels * job.shape.panel_bytes, &job);
         *index = jobs_.size();
         jobs_.push_back(job);
@@ -329,6 +390,7 @@ private:
         RETURN_IF_ERROR(find(name, 1, static_cast<uint64_t>(count), &job.tensor));
         job.vector = true;
         job.order = order;
+        if (packed_ != nullptr) static_cast<void>(next_entry(true));
         reserve(int64_t{count} * int64_t{sizeof(float)}, &job);
         *index = jobs_.size();
         jobs_.push_back(job);
@@ -341,11 +403,20 @@ private:
         return Status::success();
     }
 
+    // Before anything is read by what the entries say.
+    Status check_packed() const {
+        if (packed_ == nullptr) return Status::success();
+        if (fits_entries_ && jobs_.size() == packed_->entries.size() &&
+            static_cast<uint64_t>(arena_bytes_) == packed_->weights.size())
+            return Status::success();
+        return Status::error("the packed weights are not those that the file's metadata "
+                             "describes: convert the model again with `sublimate convert`");
+    }
+
     // A tensor that nothing reads (a bias, an expert) would change what the model computes.
     Status refuse_unknown() const {
         for (const GgufTensor& tensor : file_.tensors()) {
-            bool known = known_.contains(tensor.name);
-            for (const char* rope : ROPE_TENSORS) known = known || tensor.name == rope;
+            bool known = known_.contains(tensor.name) || is_rope_tensor(tensor.name);
             for (const char* image : IMAGE_TENSORS) known = known || tensor.name.starts_with(image);
             if (!known)
                 return Status::error("tensor " + printable(tensor.name) +
@@ -397,6 +468,9 @@ private:
         CHECK(base != nullptr && weights_.layers.empty());
         weights_.data = base;
         weights_.bytes = arena_bytes_;
+        for (const PackJob& job : jobs_)
+            weights_.entries.push_back({job.vector, static_cast<int32_t>(job.shape.kind),
+                                        job.shape.offset, job.shape.affine});
         weights_.embedding = matrix(embedding_);
         weights_.head = matrix(head_);
         weights_.final_norm = vector(final_norm_);
@@ -421,8 +495,9 @@ private:
     }
 
     const Gguf& file_;
+    const PackedFile* const packed_; // null: the file's tensors are to be packed
     const ModelConfig& config_;
-    const bool exact_;
+    WeightForm form_;
     Weights& weights_;
     std::vector<PackJob> jobs_; // in the order of the arena
     std::vector<LayerJobs> layer_jobs_;
@@ -430,25 +505,31 @@ private:
     std::deque<GgufTensor> parts_; // whose addresses stay
     std::unordered_set<std::string_view> known_;
     int64_t arena_bytes_ = 0;
+    bool fits_entries_ = true; // the packed file's, so far
 };
 
 } // namespace
 
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+Status load_weights(const Gguf& file, const ModelConfig& config, const WeightForm& form,
                     const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights) {
     Weights fresh;
-    WeightLoader loader(file, config, exact, &fresh);
+    WeightLoader loader(file, config, form, &fresh);
     RETURN_IF_ERROR(loader.plan());
-    if (!loader.reuse(share.fd)) RETURN_IF_ERROR(loader.pack(share.sharing, pool, progress));
+    if (file.packed() != nullptr)
+        loader.map();
+    else if (!loader.reuse(share.fd))
+        RETURN_IF_ERROR(loader.pack(share.sharing, pool, progress));
     if (progress) progress(1.0f);
     *weights = std::move(fresh);
     return Status::success();
 }
 
-Status plan_weights(const Gguf& file, const ModelConfig& config, bool exact, int64_t* bytes) {
+Status plan_weights(const Gguf& file, const ModelConfig& config, const WeightForm& form,
+                    int64_t* bytes) {
     Weights unused;
-    WeightLoader loader(file, config, exact, &unused);
+    WeightLoader loader(file, config, file.packed() != nullptr ? file.packed()->form : form,
+                        &unused);
     RETURN_IF_ERROR(loader.plan());
     *bytes = loader.arena_bytes();
     return Status::success();

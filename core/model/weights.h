@@ -1,5 +1,6 @@
 // All weights of a model, packed once at load into one piece of memory in the order in which a step
-// reads them. Several engines can share that piece: the first one packs, the others map it.
+// reads them. Several engines can share that piece: the first one packs, the others map it. Those
+// of a packed file (packed_file.h) are there already and are only mapped.
 //
 // defines: FusedProjection, LayerWeights, Weights, Sharing, ShareOptions, load_weights,
 // plan_weights
@@ -7,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "../cpu/ops.h"
@@ -14,6 +16,8 @@
 #include "config.h"
 #include "gguf.h"
 #include "memory.h"
+#include "pack.h"
+#include "packed_file.h"
 #include "shared_memory.h"
 #include "status.h"
 
@@ -49,11 +53,13 @@ struct Weights {
     std::vector<LayerWeights> layers;
     const float* final_norm = nullptr; // (hidden)
     cpu::PackedMatrix head = {};       // (vocabulary, hidden); the embedding itself if tied
-    AnonymousMemory own;               // one of the two holds them
+    AnonymousMemory own;               // one of the three holds them
     SharedMemory shared;
+    std::shared_ptr<const FileMapping> file; // packed
     const std::byte* data = nullptr;
-    int64_t bytes = 0;   // at data
-    bool reused = false; // another process has packed them
+    int64_t bytes = 0;                // at data
+    std::vector<PackedEntry> entries; // what lies there
+    bool reused = false;              // another process has packed them
 };
 
 // Whether to pack into memory that other processes can map. where_free: if that costs nothing,
@@ -67,11 +73,13 @@ struct ShareOptions {
 
 // Packs on all threads of `pool`. `progress` (may be empty) is called on the calling thread with
 // the fraction done. Which kernels will read the weights makes no difference to how they lie.
-Status load_weights(const Gguf& file, const ModelConfig& config, bool exact,
+Status load_weights(const Gguf& file, const ModelConfig& config, const WeightForm& form,
                     const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights);
 
-// The same checks of names and shapes, and what the arena would take.
-Status plan_weights(const Gguf& file, const ModelConfig& config, bool exact, int64_t* bytes);
+// The same checks of names and shapes, and what the arena would take. A packed file has its own
+// form.
+Status plan_weights(const Gguf& file, const ModelConfig& config, const WeightForm& form,
+                    int64_t* bytes);
 
 } // namespace sublimate

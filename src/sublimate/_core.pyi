@@ -74,6 +74,25 @@ class Gguf:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """(name, type name, shape with the fastest dimension first, bytes)."""
+    @property
+    def packed(self) -> dict[str, Any] | None:
+        """Of what `convert` has written: exact, quantize, weight_bytes. Else the source's."""
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    exact: bool = False,
+    quantize: str = "",
+    replace: bool = False,
+    threads: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> None:
+    """Writes a packed file (core/model/packed_file.h) of a model, whole or not at all. quantize: as
+    for Model.load; threads 0: all cores. Raises CoreError."""
+
+def verify_packed(path: str) -> None:
+    """Reads all of a packed file. Raises CoreError if it is not as it was written."""
 
 AdapterTold = tuple[str, str, Sequence[tuple[str, str, str, int, int, int, float]]]
 """(name, path, tensors). No tensors: a GGUF file. Else, of each: (name in the file, target as GGUF
@@ -87,6 +106,7 @@ class Model:
         path: str,
         *,
         exact: bool = False,
+        quantize: str = "",
         batch_invariant: bool = True,
         context_length: int = 0,
         rope_scaling: str = "",
@@ -102,7 +122,9 @@ class Model:
         files: Sequence[tuple[str, int]] = (),
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """batch_invariant False: generated rows may take the prompt's arithmetic in large batches,
+        """quantize int8, int4: weights of 16 and 32 bits are rounded while they are packed
+        (core/model/quantise.h); an error if there are none. batch_invariant False: generated rows
+        may take the prompt's arithmetic in large batches,
         which is faster on AMX; their bits then depend on the batch. context_length 0: the file's;
         rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most, or fewer of them where
         LoopEngine.warm_up measures that to be faster; isa "": best that runs here, or likewise
@@ -121,12 +143,13 @@ class Model:
     @property
     def info(self) -> dict[str, Any]:
         """architecture, parameters, weight_bytes, layers, hidden, heads, kv_heads, head_dim,
-        vocabulary, context_length, trained_context_length, rope_scaling, exact, isa, threads,
-        few_rows and many_rows (how such steps run: isa, threads, and what was measured: isa,
-        threads, least_ms), kv_type, kv_pages, kv_bytes, same_arithmetic (prompt and generated rows
-        give equal bits), weights_shared, weights_reused (another process has packed them),
-        weights_huge_pages (of shared ones; private ones ask for them too), adapters (of each:
-        name, rank, parameters, bytes), load_seconds."""
+        vocabulary, context_length, trained_context_length, rope_scaling, exact,
+        quantize, isa, threads, few_rows and many_rows (how such steps run: isa, threads, and what
+        was measured: isa, threads, least_ms), kv_type, kv_pages, kv_bytes, same_arithmetic (prompt
+        and generated rows give equal bits), weights_mapped (those of a packed file, where they
+        are), weights_shared, weights_reused (another process has packed them), weights_huge_pages
+        (of shared ones; private ones ask for them too), adapters (of each: name, rank, parameters,
+        bytes), load_seconds."""
     def logits(
         self, ids: Sequence[int], *, decode: bool = False, adapter: int = 0
     ) -> NDArray[np.float32]:

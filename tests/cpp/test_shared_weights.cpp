@@ -40,7 +40,7 @@ bool same_bytes(const LoadedModel& a, const LoadedModel& b) {
 
 std::vector<float> logits_of(const LoadedModel& model) {
     std::vector<float> logits;
-    CHECK(compute_logits(model, {1, 5, 9, 33, 7}, Arithmetic::prompt, &logits).ok());
+    CHECK(compute_logits(model, {1, 5, 9, 33, 7}, Arithmetic::prompt, 0, &logits).ok());
     return logits;
 }
 

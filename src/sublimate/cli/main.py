@@ -4,7 +4,7 @@ Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hard
 listen, 6 a server that was talked to, 7 a wrong signature, 130 interrupted.
 
 defines: main, app; serve, chat, launch_claude, run, launch_env, ps, debug, doctor, pull, models,
-probe, limits, bench, tax, wire_compare, config_show, verify, sign, version
+probe, limits, bench, tax, wire_compare, config_show, verify, version
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 from ..config import Effective, load_settings
 from . import options as flags
+from .convert import convert
 from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
@@ -41,6 +42,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
 for called, command in (
+    ("convert", convert),
     ("kernel", kernel),
     ("reload", reload_command),
     ("show", show_command),
@@ -105,6 +107,7 @@ def serve(
     rope_scaling: flags.RopeScaling = None,
     rope_factor: flags.RopeFactor = None,
     exact: flags.Exact = None,
+    quantize: flags.Quantize = None,
     batch_invariant: flags.BatchInvariant = None,
     threads: flags.Threads = None,
     isa: flags.Isa = None,

@@ -30,6 +30,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     exact: Annotated[
         bool, Meta(description="fp32 weights and arithmetic: slower, nearest to the reference.")
     ] = False
+    quantize: Annotated[
+        Literal["", "int8", "int4"],
+        Meta(
+            description="Rounds weights of 16 and 32 bits to 8 or 4 while they are loaded; empty "
+            "takes them as they are."
+        ),
+    ] = ""
     batch_invariant: Annotated[
         bool,
         Meta(

@@ -47,9 +47,10 @@ BatchProgress = Callable[[int, int], None]
 class Engine:
     """A model with its resident loop. Use it as a context manager, or call close().
 
-    model: a name, a path of a GGUF file, or a Hugging Face repository, as for `sublimate serve`;
-    fetched if it is not here. lora: adapters by the names that `adapter` of a call says, each a
-    folder of PEFT or a GGUF file. Raises SublimateError (ModelError, EngineError).
+    model: a name, a path of a GGUF or packed file, or a Hugging Face repository, as for
+    `sublimate serve`; fetched if it is not here. lora: adapters by the names that `adapter` of a
+    call says, each a folder of PEFT or a GGUF file. Raises SublimateError (ModelError,
+    EngineError).
     Calls from several threads are safe; a list of prompts in one call is the faster way to a batch.
     """
 
@@ -58,6 +59,7 @@ class Engine:
         model: str | Path = "default",
         *,
         exact: bool = False,
+        quantize: Literal["", "int8", "int4"] = "",
         batch_invariant: bool = True,
         context_length: int = 0,
         threads: int = 0,
@@ -75,6 +77,7 @@ class Engine:
         file = fetch(str(model), folder)
         settings = EngineSettings(
             exact=exact,
+            quantize=quantize,
             batch_invariant=batch_invariant,
             context_length=context_length,
             threads=threads,

@@ -124,6 +124,7 @@ def load_engine(
         model = _core.Model.load(
             model_path,
             exact=settings.exact,
+            quantize=settings.quantize,
             batch_invariant=settings.batch_invariant,
             context_length=settings.context_length,
             rope_scaling=settings.rope_scaling,

@@ -1,8 +1,8 @@
 """Names of models: the closed table of known ones, and what any other name means.
 
-A path is a path: it starts with / ./ ../ or ~, or ends with .gguf. Else a name of the table, else
-org/repo or org/repo:file-part on Hugging Face, with or without hf: before it. A name never becomes
-part of a path unchecked.
+A path is a path: it starts with / ./ ../ or ~, or ends with .gguf or .sublimate (as `sublimate
+convert` writes). Else a name of the table, else org/repo or org/repo:file-part on Hugging Face,
+with or without hf: before it. A name never becomes part of a path unchecked.
 
 defines: KnownModel, KNOWN, DEFAULT, LocalPath, HubRepository, parse_name
 """
@@ -25,6 +25,7 @@ HUB_NAME = re.compile(
 HUB_START = "hf:"
 PATH_STARTS = ("/", "./", "../", "~")
 SUFFIX = ".gguf"
+PACKED_SUFFIX = ".sublimate"
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalPath(msgspec.Struct, frozen=True):
-    """A GGUF file or a Hugging Face folder of the user's."""
+    """A GGUF file, a packed one or a Hugging Face folder of the user's."""
 
     path: Path
 
@@ -81,7 +82,7 @@ def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
         name = name.removeprefix(HUB_START)
         if not HUB_NAME.fullmatch(name):
             raise ModelError(f"{HUB_START}{name[:100]!r} is no hf:owner/repository[:file].")
-    elif name.startswith(PATH_STARTS) or name.lower().endswith(SUFFIX):
+    elif name.startswith(PATH_STARTS) or name.lower().endswith((SUFFIX, PACKED_SUFFIX)):
         try:
             return LocalPath(Path(name).expanduser())
         except RuntimeError:
