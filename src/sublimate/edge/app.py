@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import _core
 from ..config import EdgeSettings
-from ..control.channel import ModelPlace
 from ..errors import ConfigError
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
@@ -33,9 +32,9 @@ from .http import Connection, HttpConnection
 from .idempotency import Outcomes, may_repeat
 from .ledger import SharedLedgers
 from .limits import HttpLimits
-from .loading import Loading, OnDemand
+from .loading import OnDemand
 from .masks import yield_to_others
-from .models import Models
+from .models import open_models
 from .observe.leftovers import orphan_families
 from .observe.log import log_body, log_exchange
 from .observe.metrics import Metrics
@@ -101,7 +100,7 @@ class EdgeServer:
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
         self.stories = Stories(self.loop, settings.trace)
-        self.models = self._open_models(model, on_demand, adapters)
+        self.models = open_models(self, model, on_demand, adapters)
         self.metrics = Metrics(lambda: self.models.all, settings.metrics_compat)
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
@@ -131,29 +130,6 @@ class EdgeServer:
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.workers.submit(model.grammars.warm_up)
         self.metrics.answers = lambda: len(self._answers)
-
-    def _open_models(
-        self, text: TextModel, on_demand: OnDemand | None, adapters: tuple[str, ...]
-    ) -> Models:
-        """Raises ConfigError for an alias of none of them, or an adapter called like one."""
-        places = (ModelPlace(name=text.name, path="", adapters=adapters),)
-        if on_demand is not None:
-            places = (on_demand.main, *on_demand.more)
-        routes = self.settings.routing == "prefix"
-        texts = [text, *[None] * (len(places) - 1)]
-        models = Models(
-            Served(where, of, self.loop, self.stories, self.place, routes=routes)
-            for where, of in zip(places, texts, strict=True)
-        )
-        if on_demand is not None:
-            for one in models.all:
-                one.loads = True
-            tell, queue_max = on_demand.tell, self.settings.queue_max
-            models.loading = Loading(self.loop, self.aside, tell, queue_max)
-        for one in models.all:
-            models.add_adapters(one, one.where.adapters)
-        models.add_aliases(self.settings.aliases)
-        return models
 
     # ---- connections (Application of http.py) --------------------------------------------------
     async def listen(self, sock: Any) -> None:

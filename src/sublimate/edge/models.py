@@ -1,6 +1,6 @@
 """The models of a server by all the names that requests may call them.
 
-defines: Models
+defines: Models, open_models
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
+from ..control.channel import ModelPlace
 from ..errors import ConfigError, nearest
 from ..guard.engine_watch import Verdict
 from . import limits
 from .engine import EngineLink
 from .errors import ApiError
-from .loading import Loading
+from .loading import Loading, OnDemand
 from .served import Adapted, NotLoadedError, Served
+from .textmodel import TextModel
+
+if TYPE_CHECKING:
+    from .app import EdgeServer
 
 LOG = logging.getLogger("sublimate.edge")
 Made = TypeVar("Made")
@@ -226,3 +231,28 @@ class Models:
             self.loading.close()
         for one in self.all:
             one.engines.close()
+
+
+def open_models(
+    server: EdgeServer, text: TextModel, on_demand: OnDemand | None, adapters: tuple[str, ...]
+) -> Models:
+    """Those that a server begins with, by all their names. Raises ConfigError for an alias of none
+    of them, or an adapter called like one."""
+    places = (ModelPlace(name=text.name, path="", adapters=adapters),)
+    if on_demand is not None:
+        places = (on_demand.main, *on_demand.more)
+    routes = server.settings.routing == "prefix"
+    texts = [text, *[None] * (len(places) - 1)]
+    models = Models(
+        Served(where, of, server.loop, server.stories, server.place, routes=routes)
+        for where, of in zip(places, texts, strict=True)
+    )
+    if on_demand is not None:
+        for one in models.all:
+            one.loads = True
+        tell, queue_max = on_demand.tell, server.settings.queue_max
+        models.loading = Loading(server.loop, server.aside, tell, queue_max)
+    for one in models.all:
+        models.add_adapters(one, one.where.adapters)
+    models.add_aliases(server.settings.aliases)
+    return models
