@@ -13,6 +13,7 @@ from sublimate.errors import ModelError
 from sublimate.model import hub
 from sublimate.model.files import fetch, local_models, locate
 from sublimate.model.hub_client import HubClient, Listed
+from sublimate.model.models_folder import models_in, removed
 from sublimate.model.registry import HubRepository
 from sublimate.model.source import header_of
 
@@ -51,6 +52,8 @@ def test_a_file_is_fetched_once_and_found_without_the_network(
     assert fetch(NAME, tmp_path) == file and locate(NAME, tmp_path) == file
     assert len(hubs.asked) == asked == 2
     assert [model.name for model in local_models(tmp_path)] == [NAME]
+    (kept,) = models_in(tmp_path)
+    assert (kept.name, kept.path, kept.size_bytes) == (NAME, file.path, len(GGUF))
     assert not list(tmp_path.rglob("*.part"))
     file.path.write_bytes(GGUF[:-1])
     assert locate(NAME, tmp_path) is None and local_models(tmp_path) == []
@@ -124,11 +127,14 @@ def test_a_whole_folder(hubs: FakeHub, tmp_path: Path) -> None:
     assert kept == {*files, "tokenizer.json", ".sublimate.json"} and file.name == NAME
     assert len(header_of(str(file.path)).tensors) == 21
     assert locate(NAME, tmp_path / "models") == file
+    assert [kept.name for kept in models_in(tmp_path / "models")] == [NAME]
     (file.path / "tokenizer.json").unlink()
     assert locate(NAME, tmp_path / "models") is None
     hubs.asked.clear()
     assert fetch(NAME, tmp_path / "models") == file
     assert contents(hubs) == [("/tokenizer.json", "")]
+    removed(tmp_path / "models", NAME)
+    assert not file.path.exists() and locate(NAME, tmp_path / "models") is None
 
 
 def test_a_folder_whose_index_lies(hubs: FakeHub, tmp_path: Path) -> None:
@@ -149,6 +155,11 @@ def test_a_file_in_several_parts(hubs: FakeHub, tmp_path: Path) -> None:
     file = fetch(f"{NAME}:q8_0", tmp_path)
     assert file.path.name == "m-Q8_0-00001-of-00002.gguf"
     assert {path.name for path in file.path.parent.iterdir()} == {p[3:] for p in parts}
+    fetch(NAME, tmp_path)
+    assert [kept.name for kept in models_in(tmp_path)] == [NAME, f"{NAME}:q8_0"]
+    removed(tmp_path, f"{NAME}:q8_0")
+    assert not list(file.path.parent.iterdir())
+    assert [kept.name for kept in models_in(tmp_path)] == [NAME]
     del hubs.files[NAME]["Q8/m-Q8_0-00002-of-00002.gguf"]
     with pytest.raises(ModelError, match="but not Q8/m-Q8_0-00002-of-00002"):
         fetch(f"{NAME}:q8_0", tmp_path / "other")

@@ -115,8 +115,8 @@ def local_models(folder: Path) -> list[ModelFile]:
             size = path.stat().st_size
             files.append(ModelFile(name=known.name, path=path, size_bytes=size))
     files += [
-        ModelFile(name=name, path=path, size_bytes=weight_bytes(str(path)))
-        for name, path in hub.fetched(folder)
+        ModelFile(name=here.name, path=here.path, size_bytes=weight_bytes(str(here.path)))
+        for here in hub.fetched(folder)
     ]
     return sorted(files, key=lambda file: file.name)
 

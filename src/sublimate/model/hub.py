@@ -4,7 +4,7 @@ A repository with GGUF files is one of them (or one in several parts); one with 
 folder. Both are kept under hub/ in the folder of models, as owner--name, with a note of what was
 fetched and checked. What the hub's own library has in its cache is found as well.
 
-defines: place_of, located, download, choose, fetched
+defines: Fetched, place_of, located, download, choose, fetched
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ class _Model(msgspec.Struct, frozen=True):
     path: str
     """Of the file, or empty for the folder."""
     files: list[str]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """A model that is here, by the name that it was asked for with."""
+
+    name: str
+    path: Path
+    files: tuple[Path, ...]
+    """All that is its own; a folder stands for what is in it."""
 
 
 class _Note(msgspec.Struct):
@@ -146,9 +155,9 @@ def choose(names: Sequence[str], wanted: HubRepository) -> str:
     )
 
 
-def fetched(folder: Path) -> list[tuple[str, Path]]:
-    """(name, path) of the models that are here and whole, by name."""
-    found: list[tuple[str, Path]] = []
+def fetched(folder: Path) -> list[Fetched]:
+    """The models that are here and whole, by name."""
+    found: list[Fetched] = []
     with contextlib.suppress(OSError):
         for place in sorted((folder / FOLDER).iterdir()):
             note = _read_note(place)
@@ -156,7 +165,9 @@ def fetched(folder: Path) -> list[tuple[str, Path]]:
             for part, model in note.models.items():
                 if dashes and all(_is_kept(place, note, name) for name in model.files):
                     name = f"{owner}/{repository}" + (f":{part}" if part else "")
-                    found.append((name, place / model.path if model.path else place))
+                    own = tuple(place / each for each in model.files) if model.path else (place,)
+                    path = place / model.path if model.path else place
+                    found.append(Fetched(name, path, own))
     return found
 
 

@@ -1,7 +1,7 @@
 """The models of a folder: GGUF files, one of several parts counted once, and Hugging Face folders.
 
-Only what lies in the folder itself: links to files elsewhere are models too, but nothing outside is
-ever removed.
+Only what lies in the folder itself, and what was fetched from a hub into it: links to files
+elsewhere are models too, but nothing outside is ever removed.
 
 defines: KeptModel, models_in, found, removed, CACHE
 """
@@ -17,7 +17,9 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ModelError, nearest
+from . import hub
 from .registry import SUFFIX
+from .source import weight_bytes
 
 CACHE = "cache"
 """In place of a folder: the one that `pull` fills."""
@@ -59,7 +61,18 @@ def models_in(folder: Path) -> list[KeptModel]:
         with contextlib.suppress(OSError):
             kept = _kept(folder, name, names)
             found += [kept] if kept is not None else []
+    found += [_fetched(here) for here in hub.fetched(folder)]
     return sorted(found, key=lambda kept: kept.name)[:MODELS_MAX]
+
+
+def _fetched(here: hub.Fetched) -> KeptModel:
+    return KeptModel(
+        name=here.name,
+        path=here.path,
+        size_bytes=weight_bytes(str(here.path)),
+        modified_seconds=here.path.stat().st_mtime,
+        files=here.files,
+    )
 
 
 def _kept(folder: Path, name: str, names: list[str]) -> KeptModel | None:
@@ -98,7 +111,7 @@ def removed(folder: Path, name: str) -> KeptModel:
     what it was. Raises ModelError."""
     kept = found(folder, name)
     for path in kept.files:
-        if path.parent != folder:
+        if folder not in path.parents:
             raise ModelError(f"{path} is not in {folder}: it stays.")
         try:
             if path.is_dir() and not path.is_symlink():
