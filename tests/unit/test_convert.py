@@ -57,6 +57,12 @@ def write_model(
 NORMS = ("attn", "ffn")
 
 
+@pytest.fixture(autouse=True)
+def without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start would measure (tests/unit/test_remember.py) takes longer than all else here."""
+    monkeypatch.setattr("sublimate.cli.convert._measure", lambda *given: None)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("source") / "small.gguf")

@@ -8,18 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 
-from ..config import cache_folder, format_size, load_settings
-from ..errors import ConfigError, ExitCode, ModelError
+from ..config import cache_folder, data_folder, format_size, load_settings
+from ..errors import ConfigError, ExitCode, ModelError, SublimateError
 from . import options as flags
-from .output import out, run_guarded
+from .output import note, out, run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..config import EngineSettings
+
 PACKED_SUFFIX = ".sublimate"
 HUNDRED = 100
+MEASURED_TIMES_MAX = 3
 
 
 def convert(
@@ -47,8 +51,14 @@ def convert(
             return _check(model, target)
         path = _target(target)
         chosen = {"cache_dir": cache_dir} if cache_dir else {}
-        folder = cache_folder(load_settings(chosen, config=config).settings)
-        return _convert(model, folder, path, quantize or "", exact, replace, threads)
+        settings = load_settings(chosen, config=config).settings
+        folder = cache_folder(settings)
+        _convert(model, folder, path, quantize or "", exact, replace, threads)
+        served = msgspec.structs.replace(settings.engine, exact=exact, quantize="")
+        _measure(path, served, data_folder(settings.edge))
+        size = format_size(path.stat().st_size)
+        out.print(f"{path}: {size}. Serve it with: sublimate serve --model {path}", soft_wrap=True)
+        return ExitCode.OK
 
     if code := run_guarded(action):
         raise typer.Exit(code)
@@ -83,7 +93,7 @@ def _convert(
     exact: bool,
     replace: bool,
     threads: int,
-) -> ExitCode:
+) -> None:
     from .. import _core
     from ..model.files import fetch
 
@@ -112,9 +122,21 @@ def _convert(
         raise ModelError(str(error)) from None
     except MemoryError:
         raise ModelError(f"There is too little memory to pack {file.name}.") from None
-    size = format_size(target.stat().st_size)
-    out.print(f"{target}: {size}. Serve it with: sublimate serve --model {target}", soft_wrap=True)
-    return ExitCode.OK
+
+
+def _measure(target: Path, settings: EngineSettings, folder: Path) -> None:
+    """What a start would measure, while nothing starts beside it. Without it the first one does."""
+    from ..engine.loader import Share, load_engine
+
+    share = Share(remembers=folder)
+    for _ in range(MEASURED_TIMES_MAX):
+        try:
+            info = load_engine(str(target), settings, lambda fraction: None, share)[1]
+        except SublimateError as error:
+            note(f"It cannot be loaded here as it is: {error}")
+            return
+        if info["measured_before"] or info["remembered"]:
+            return
 
 
 class _Bar:

@@ -76,7 +76,7 @@ def _exit(code: int) -> None:
         sys.exit(code)
 
 
-@app.command()
+@app.command(help="Serve a model, or several, on http://127.0.0.1:8000 (Messages API).")
 def serve(
     model: flags.Models = None,
     library: flags.Library = None,
@@ -146,7 +146,6 @@ def serve(
     json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
     config: flags.ConfigFile = None,
 ) -> None:
-    """Serve a model, or several, on http://127.0.0.1:8000 (Messages API)."""
     _serve(dict(locals()))
 
 

@@ -41,7 +41,8 @@ class Load(Message, frozen=True, tag="load"):
     all of them; 0: a secret of the engine's own. A descriptor beside it: what an engine before it
     sent with Weights. `cpus`: where all its threads stay; empty: wherever they may run. `engines`:
     how many share the machine's memory, `kv_parts` into how many parts what keys and values may
-    have of it falls beyond that. `measured`: by the engine before it.
+    have of it falls beyond that. `measured`: by the engine before it. `remembers`: the folder where
+    engines keep what they have measured, for other servers; empty: nowhere.
     """
 
     settings: EngineSettings
@@ -51,6 +52,7 @@ class Load(Message, frozen=True, tag="load"):
     engines: int = 1
     kv_parts: int = 1
     measured: Measured | None = None
+    remembers: str = ""
 
 
 class Attach(Message, frozen=True, tag="attach"):

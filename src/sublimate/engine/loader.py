@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from ..errors import ConfigError, EngineError, HardwareError
 from ..model.adapters import parse_adapter, read_adapter
 from ..model.source import files_of, stamp, weight_bytes
 from ..probe import FACTS_VARIABLE
+from .remember import CoreWait, keep, recall
 from .script import Script, read_script
 
 
@@ -44,6 +46,8 @@ class Share:
     """Called once the weights are there, before the engine is warm."""
     measured: Measured | None = None
     """By the engine before this one."""
+    remembers: Path | None = None
+    """Folder of what engines of other servers have measured (remember.py)."""
 
 
 ALONE = Share()
@@ -101,7 +105,9 @@ def _measured_before(
     except OSError:
         return "", None  # the loader says what is wrong with the file
     known = share.measured
-    return key, known if known is not None and known.key == key else None
+    if known is not None and known.key == key:
+        return key, known
+    return key, recall(share.remembers, key) if share.remembers is not None else None
 
 
 def load_engine(
@@ -141,6 +147,7 @@ def load_engine(
             progress=progress,
         )
         share.packed(model)
+        waits = CoreWait()
         engine = _core.LoopEngine.with_model(
             model,
             speculation=settings.speculation == "auto",
@@ -159,8 +166,13 @@ def load_engine(
         "warm_up_seconds": warm_up_seconds,
         "step_cost": told["step_cost"],
         "measured_before": engine.was_measured_before,
+        "remembered": False,
     }
     measured = msgspec.convert({**told, "key": key}, Measured) if key else None
+    fresh = None if engine.was_measured_before else measured
+    if fresh is not None and share.remembers is not None and waits.was_short():
+        keep(share.remembers, fresh)
+        more["remembered"] = True
     return engine, {**model.info, **more}, measured
 
 

@@ -78,6 +78,7 @@ class EngineProcess:
             kv_parts=load.kv_parts,
             packed=self._hand_over,
             measured=load.measured,
+            remembers=Path(load.remembers) if load.remembers else None,
         )
         try:
             _stay_on(load.cpus)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..config import data_folder
 from ..control import channel
 from ..control.measured import Measured
 from .cores import Share
@@ -51,6 +52,7 @@ class EngineLoads:
             engines=len(self._shares),
             kv_parts=kv_parts(fleet, launch, len(self._shares)),
             measured=self._measured.get((launch.model_name, engine.worker)),
+            remembers=str(data_folder(launch.settings.edge)),
         )
         engine.child.send(load, self._weights_of(engine).fds)
 
