@@ -91,7 +91,9 @@ constexpr int64_t GGUF_ALIGNMENT_MAX = 1 << 20;    // a larger one is no file th
 constexpr int32_t LAYERS_MAX = 1024;
 constexpr int32_t HIDDEN_MAX = 1 << 18; // also feed-forward columns
 constexpr int32_t HEADS_MAX = 1024;
-constexpr int32_t HEAD_DIM_MAX = 256; // the kernels keep a head's output on the stack
+constexpr int32_t EXPERTS_MAX = 1024;    // of a layer
+constexpr int32_t EXPERTS_USED_MAX = 32; // by a row: all rows of a step have room for theirs
+constexpr int32_t HEAD_DIM_MAX = 256;    // the kernels keep a head's output on the stack
 
 // ---- adapters -------------------------------------------------------------------------------
 constexpr int32_t ADAPTERS_MAX = 64;      // loaded with one model
@@ -124,6 +126,7 @@ static_assert((PREFIX_ENTRIES_MAX & (PREFIX_ENTRIES_MAX - 1)) == 0 &&
               "tables of pages wrap by a mask");
 static_assert(KV_PAGES_MAX >= 4 * PAGES_PER_SEQUENCE_MAX, "several of the longest requests fit");
 static_assert(FRAME_BYTES_MAX > 2 * TOKEN_BYTES_MAX, "the text of a token fits one frame");
+static_assert(int64_t{EXPERTS_MAX} * HIDDEN_MAX < INT32_MAX, "rows of all experts are counted");
 // The worst record (every running request reports every alternative) fits the ring many times over.
 static_assert((STEP_HEADER_WORDS + SEQUENCES_MAX * TOKEN_ROW_WORDS_MAX) * 8 <= TOKEN_RING_WORDS);
 

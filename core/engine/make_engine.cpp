@@ -29,7 +29,19 @@ LoopConfig loop_config(const EngineOptions& options, int32_t pages) {
 // Multiply-adds of one row: every weight of the layers once.
 int64_t layer_multiply_adds(const ModelConfig& c) {
     int64_t attention = int64_t{c.hidden} * (2 * c.query_columns() + 2 * c.kv_columns());
-    return c.layers * (attention + 3 * int64_t{c.hidden} * c.feed_forward);
+    int64_t feed_forward = 3 * int64_t{c.hidden} * c.feed_forward * c.experts_used;
+    return c.layers * (attention + feed_forward + int64_t{c.hidden} * c.experts);
+}
+
+// Weights that a step of one row reads: of experts the part that it uses.
+int64_t step_bytes(const LoadedModel& model) {
+    const ModelConfig& c = model.config;
+    if (c.experts == 0) return model.weights.bytes;
+    int64_t of_experts = 0;
+    for (const LayerWeights& layer : model.weights.layers)
+        for (const cpu::PackedMatrix* matrix : {&layer.gate, &layer.up, &layer.down})
+            of_experts += matrix->panels * matrix->panel_bytes;
+    return model.weights.bytes - of_experts / c.experts * (c.experts - c.experts_used);
 }
 
 } // namespace
@@ -45,7 +57,7 @@ std::unique_ptr<Engine> make_model_engine(std::shared_ptr<LoadedModel> model,
     std::optional<Measured> before = std::move(options.measured);
     if (before && !is_of(*before, compute.candidates())) before.reset();
     RooflineRates rates = before ? before->rates : measure_rates(*model);
-    Roofline roofline(rates, model->weights.bytes, layer_multiply_adds(model->config));
+    Roofline roofline(rates, step_bytes(*model), layer_multiply_adds(model->config));
     auto engine = std::make_unique<Engine>();
     auto loop = std::make_unique<ModelLoop<std::shared_ptr<LoadedModel>, cpu::CpuModel>>(
         *engine, std::move(model), compute, config, roofline, rates, std::move(before));

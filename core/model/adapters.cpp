@@ -178,6 +178,8 @@ private:
 
     std::optional<Target> find_module(std::string_view module) const {
         bool fused = config_.architecture->fused_tensors;
+        // An expert's matrices are one of many in a tensor, and a row's share of them is chosen.
+        if (config_.architecture->has_experts && module.starts_with("ffn_")) return std::nullopt;
         if (fused && module == "attn_qkv") return Target{AdapterPlace::query_key_value, 0, 3};
         if (!fused && module == "attn_q") return Target{AdapterPlace::query_key_value, 0, 1};
         if (!fused && module == "attn_k") return Target{AdapterPlace::query_key_value, 1, 1};

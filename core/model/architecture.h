@@ -1,6 +1,6 @@
 // The architectures that are served: each one a few words on a decoder of pre-normed residual
-// blocks, attention and a gated feed-forward. What a word means is in ModelConfig; forward.cpp has
-// one place for each. docs/architectures.md says how to add one.
+// blocks, attention and a gated feed-forward, or a choice of them for each row. What a word means
+// is in ModelConfig; forward.cpp has one place for each. docs/architectures.md says how to add one.
 //
 // defines: QueryKeyNorm, NormPlace, Activation, Architecture, ARCHITECTURES, find_architecture
 #pragma once
@@ -35,6 +35,7 @@ struct Architecture {
     bool has_scales = false;           // the file's keys embedding_scale, residual_scale, ...
     bool has_soft_caps = false;        // the file's keys attn_logit_softcapping, final_...
     bool fused_tensors = false;        // query, key, value are one tensor, gate and up another
+    bool has_experts = false;          // the file's keys expert_count, expert_used_count, ...
     // Layers with a sliding window: all, where the file has one; or all but every n-th.
     int32_t full_attention_every = 0;
     // Rotation base of the layers with a window; 0: that of the others.
@@ -43,8 +44,9 @@ struct Architecture {
 };
 
 // Papers and model cards: llama arXiv 2302.13971 and 2407.21783, mistral 2310.06825, qwen2
-// 2407.10671, qwen3 2505.09388, granite IBM Granite 3.0 (2024) with the scales of 2203.03466,
-// olmo2 2501.00656, gemma2 2408.00118, gemma3 2503.19786, phi3 2404.14219.
+// 2407.10671, qwen3 and qwen3moe 2505.09388, granite IBM Granite 3.0 (2024) with the scales of
+// 2203.03466, olmo2 2501.00656, gemma 2403.08295, gemma2 2408.00118, gemma3 2503.19786, phi3
+// 2404.14219.
 constexpr Architecture ARCHITECTURES[] = {
     {.name = "llama", .models = "SmolLM2, Llama 2 and 3, Mistral, TinyLlama"},
     {.name = "mistral", .models = "Mistral"},
@@ -56,12 +58,22 @@ constexpr Architecture ARCHITECTURES[] = {
      .models = "Qwen 3",
      .rotates_halves = true,
      .query_key_norm = QueryKeyNorm::head},
+    {.name = "qwen3moe",
+     .models = "Qwen 3 mixtures of experts",
+     .rotates_halves = true,
+     .query_key_norm = QueryKeyNorm::head,
+     .has_experts = true},
     {.name = "granite", .models = "Granite 3", .has_scales = true},
     {.name = "olmo2",
      .models = "OLMo 2",
      .rotates_halves = true,
      .query_key_norm = QueryKeyNorm::row,
      .norms = NormPlace::after},
+    {.name = "gemma",
+     .models = "Gemma 1",
+     .rotates_halves = true,
+     .activation = Activation::gelu,
+     .embedding_times_root = true},
     {.name = "gemma2",
      .models = "Gemma 2",
      .rotates_halves = true,

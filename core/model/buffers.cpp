@@ -68,13 +68,18 @@ void lay_out(const ModelConfig& config, Layout& layout, StepBuffers& buffers) {
     buffers.normed_pairs = layout.take_quantised(2 * ROWS, config.hidden);
     buffers.attended_pairs = layout.take_quantised(2 * ROWS, config.query_columns());
     buffers.attended = layout.take_activations(ROWS, config.query_columns());
-    buffers.gated = layout.take_activations(ROWS, config.feed_forward);
-    buffers.gated_pairs = layout.take_quantised(2 * ROWS, config.feed_forward);
+    buffers.gated = layout.take_activations(ROWS * config.experts_used, config.feed_forward);
+    buffers.gated_pairs =
+        layout.take_quantised(2 * ROWS * config.experts_used, config.feed_forward);
     buffers.logit_rows = layout.take_activations(limits::LOGIT_ROWS_MAX, config.hidden);
     for (StepBuffers::PerThread& thread : buffers.threads) {
         thread.normed = layout.take_activations(PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
         thread.normed_pairs =
             layout.take_quantised(2 * PlanTable::REPEATED_NORM_ROWS_MAX, config.hidden);
+        if (config.experts > 0) {
+            thread.gathered = layout.take_activations(PlanTable::BLOCK_ROWS_MAX, config.hidden);
+            thread.gathered_pairs = layout.take_quantised(PlanTable::BLOCK_ROWS_MAX, config.hidden);
+        }
         thread.row = layout.take<float>(std::max(config.hidden, config.query_columns()));
         thread.item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
         thread.second_item = layout.take<float>(PlanTable::ITEM_FLOATS_MAX);
@@ -100,6 +105,15 @@ void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int3
     int64_t channel = int64_t{row} * columns + first;
     int64_t group = channel / GROUP_COLUMNS;
     ops.quantise(x, count, values + channel, scales + group, sums + group);
+}
+
+void ActivationBuffer::copy_quantised(int32_t row, const ActivationBuffer& other,
+                                      int32_t from) const {
+    CHECK(columns == other.columns);
+    int64_t groups = columns / GROUP_COLUMNS;
+    std::copy_n(other.values + int64_t{from} * columns, columns, values + int64_t{row} * columns);
+    std::copy_n(other.scales + from * groups, groups, scales + row * groups);
+    std::copy_n(other.sums + from * groups, groups, sums + row * groups);
 }
 
 void ActivationBuffer::to_bf16(const Ops& ops, int32_t row, int32_t first, int32_t count,

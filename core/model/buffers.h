@@ -28,6 +28,8 @@ struct ActivationBuffer {
     // Fills the int8 form of channels [first, first + count) of a row from `x`, which holds just
     // those. `first` and `count` are whole groups.
     void quantise(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
+    // The int8 form of row `from` of another buffer of as many columns.
+    void copy_quantised(int32_t row, const ActivationBuffer& other, int32_t from) const;
     // Likewise the bf16 form.
     void to_bf16(const Ops& ops, int32_t row, int32_t first, int32_t count, const float* x) const;
     // Fills rows 2 * row and 2 * row + 1 such that their sum stands for `x` with about 15 bits: the
@@ -48,15 +50,17 @@ struct StepBuffers {
     ActivationBuffer normed_pairs;    // (2 * STEP_ROWS_MAX, hidden) int8 only: see quantise_pair
     ActivationBuffer attended_pairs;  // (2 * STEP_ROWS_MAX, query columns) int8 only
     ActivationBuffer attended;        // (STEP_ROWS_MAX, query columns)
-    ActivationBuffer gated;           // (STEP_ROWS_MAX, feed_forward)
-    ActivationBuffer gated_pairs;     // (2 * STEP_ROWS_MAX, feed_forward) int8 only
+    ActivationBuffer gated;           // (STEP_ROWS_MAX * experts_used, feed_forward)
+    ActivationBuffer gated_pairs;     // twice as many rows, int8 only
     ActivationBuffer logit_rows;      // (LOGIT_ROWS_MAX, hidden)
     struct PerThread {
-        ActivationBuffer normed;       // (REPEATED_NORM_ROWS_MAX, hidden)
-        ActivationBuffer normed_pairs; // (2 * REPEATED_NORM_ROWS_MAX, hidden) int8 only
-        float* row = nullptr;          // (the larger of hidden and query columns)
-        float* item = nullptr;         // (ITEM_FLOATS_MAX)
-        float* second_item = nullptr;  // (ITEM_FLOATS_MAX)
+        ActivationBuffer normed;         // (REPEATED_NORM_ROWS_MAX, hidden)
+        ActivationBuffer normed_pairs;   // (2 * REPEATED_NORM_ROWS_MAX, hidden) int8 only
+        ActivationBuffer gathered;       // (BLOCK_ROWS_MAX, hidden) rows of one expert
+        ActivationBuffer gathered_pairs; // likewise, int8 only
+        float* row = nullptr;            // (the larger of hidden and query columns)
+        float* item = nullptr;           // (ITEM_FLOATS_MAX)
+        float* second_item = nullptr;    // (ITEM_FLOATS_MAX)
     };
     std::vector<PerThread> threads;
 

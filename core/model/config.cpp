@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "../cpu/ops.h"
+
 namespace sublimate {
 
 namespace {
@@ -85,10 +87,43 @@ Status read_sizes(const Keys& keys, ModelConfig* config) {
     if (epsilon < 0.0 || epsilon > 1.0)
         return Status::error("key '" + keys.named(epsilon_key) + "' is out of range");
     config->norm_epsilon = static_cast<float>(epsilon);
-    int32_t experts = 0;
-    RETURN_IF_ERROR(keys.optional("expert_count", 0, INT32_MAX, &experts));
-    if (experts > 0) return Status::error("mixtures of experts are not supported");
     return Status::success();
+}
+
+// A key that has to be absent or zero.
+Status refused_beyond(const Keys& keys, const char* name, int64_t maximum) {
+    int32_t value = 0;
+    RETURN_IF_ERROR(keys.optional(name, 0, INT32_MAX, &value));
+    if (value <= maximum) return Status::success();
+    return Status::error("mixtures of experts with the key '" + keys.named(name) +
+                         "' = " + std::to_string(value) + " are not supported");
+}
+
+// Each row takes the `expert_used_count` feed-forwards of the highest softmax, as in qwen3moe.
+Status read_experts(const Keys& keys, ModelConfig* config) {
+    if (!config->architecture->has_experts) return refused_beyond(keys, "expert_count", 0);
+    RETURN_IF_ERROR(keys.required("expert_count", limits::EXPERTS_MAX, &config->experts));
+    int32_t used_max = std::min(config->experts, limits::EXPERTS_USED_MAX);
+    RETURN_IF_ERROR(keys.required("expert_used_count", used_max, &config->experts_used));
+    // Older files tell the columns of all that a row uses, together.
+    config->feed_forward /= config->experts_used;
+    RETURN_IF_ERROR(
+        keys.optional("expert_feed_forward_length", 1, limits::HIDDEN_MAX, &config->feed_forward));
+    if (config->feed_forward < 1 || config->feed_forward % cpu::PANEL_ROWS != 0 ||
+        config->hidden % cpu::PANEL_ROWS != 0)
+        return Status::error("experts of " + std::to_string(config->hidden) + " x " +
+                             std::to_string(config->feed_forward) +
+                             " weights are not supported (multiples of 16 are)");
+    RETURN_IF_ERROR(
+        keys.file.boolean(keys.named("expert_weights_norm"), &config->experts_renormalised));
+    constexpr int64_t SOFTMAX = 1;
+    RETURN_IF_ERROR(refused_beyond(keys, "expert_gating_func", SOFTMAX));
+    RETURN_IF_ERROR(refused_beyond(keys, "expert_shared_count", 0));
+    RETURN_IF_ERROR(refused_beyond(keys, "expert_group_count", 1));
+    double scale = 1.0;
+    RETURN_IF_ERROR(keys.number("expert_weights_scale", &scale));
+    if (scale == 0.0 || scale == 1.0) return Status::success();
+    return Status::error("mixtures of experts with a scale of their weights are not supported");
 }
 
 // How positions are stretched: none, linear, yarn or longrope, whatever the file calls it. Llama
@@ -354,6 +389,7 @@ Status read_config(const Gguf& file, const ConfigOverrides& overrides, ModelConf
     const Keys keys(file, architecture);
     RETURN_IF_ERROR(read_layout(file, &fresh));
     RETURN_IF_ERROR(read_sizes(keys, &fresh));
+    RETURN_IF_ERROR(read_experts(keys, &fresh));
     RETURN_IF_ERROR(keys.required("context_length", INT32_MAX, &fresh.trained_context_length));
     RETURN_IF_ERROR(read_rope(keys, &fresh));
     RETURN_IF_ERROR(apply_overrides(overrides, &fresh));

@@ -38,7 +38,10 @@ struct ModelConfig {
     const Architecture* architecture = &ARCHITECTURES[0];
     int32_t layers = 0;
     int32_t hidden = 0;
-    int32_t feed_forward = 0;
+    int32_t feed_forward = 0; // columns; of each expert where there are any
+    int32_t experts = 0;      // feed-forwards of a layer to choose from; 0: one, for all rows
+    int32_t experts_used = 1; // by a row
+    bool experts_renormalised = true; // the weights of those that a row uses sum to 1
     int32_t heads = 0;
     int32_t kv_heads = 0;
     int32_t head_dim = 0;

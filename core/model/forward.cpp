@@ -40,6 +40,7 @@ CpuModel::CpuModel(const ModelConfig& config, const Weights& weights, const Rope
     row_arithmetic_.resize(limits::STEP_ROWS_MAX);
     row_adapters_.resize(limits::STEP_ROWS_MAX);
     adapter_rows_.resize(BLOCKS_MAX);
+    if (config.experts > 0) routing_.reserve(config, limits::STEP_ROWS_MAX);
 }
 
 Status CpuModel::create(const ModelConfig& config, const Weights& weights, const RopeTables& ropes,
@@ -199,7 +200,7 @@ void CpuModel::run(int32_t thread) {
     }
     for (int32_t layer = 0; layer < config_.layers; layer++) {
         run_attention(thread, layer);
-        run_feed_forward(thread, layer);
+        config_.experts > 0 ? run_experts(thread, layer) : run_feed_forward(thread, layer);
     }
     run_head(thread);
 }

@@ -27,6 +27,7 @@
 #include "buffers.h"
 #include "config.h"
 #include "plan.h"
+#include "routing.h"
 #include "variant.h"
 #include "weights.h"
 
@@ -130,6 +131,7 @@ private:
     void run(int32_t thread);
     void run_attention(int32_t thread, int32_t layer_index);
     void run_feed_forward(int32_t thread, int32_t layer_index);
+    void run_experts(int32_t thread, int32_t layer_index);
     void run_head(int32_t thread);
 
     void embed(int32_t row) const;
@@ -141,7 +143,19 @@ private:
     void quantise_attended(int32_t thread, const PackedMatrix& reader, int32_t row, bool pairs,
                            int32_t first, int32_t count) const;
     void gate_and_up(int32_t thread, int32_t layer_index, const Rows& x, int32_t item) const;
+    // Of the block's products in the thread's two items, whose panels begin at `begin`; for
+    // `reader` to rows from first_gated on.
+    void join_gate_and_up(int32_t thread, const PackedMatrix& reader, const RowBlock& block,
+                          int32_t first_gated, int32_t begin, int32_t stride) const;
     void add_product(int32_t thread, const Product& of, const Rows& x, int32_t item) const;
+    void route(int32_t thread, const LayerWeights& layer, const Rows& x);
+    void sort_rows();
+    RowBlock rows_of(const Routing::Block& block) const; // places for rows
+    Rows gather(int32_t thread, const LayerWeights& layer, const Rows& x,
+                const Routing::Block& block) const;
+    void ask_expert(int32_t thread, const LayerWeights& layer, const Rows& x,
+                    const Routing::Block& block, int32_t chunk) const;
+    void add_experts(int32_t thread, const LayerWeights& layer, int32_t item) const;
     void add_branch(int32_t thread, const float* norm_weight);
     void project(int32_t thread, int32_t layer_index, const Rows& x, bool pairs,
                  int32_t item) const;
@@ -210,6 +224,7 @@ private:
     int32_t adapter_rows_count_ = 0;         // 0: no row has one
     std::vector<int32_t> row_adapters_;      // (row) 0: none; of no use without any
     std::vector<int32_t> row_pages_;         // (row) the page that its position lies in
+    Routing routing_;                        // of the layer that runs
 };
 
 } // namespace sublimate::cpu

@@ -43,20 +43,27 @@ void CpuModel::gate_and_up(int32_t thread, int32_t layer_index, const Rows& x, i
     int32_t begin = item / row_block_count_ * plan_->gate_up;
     int32_t end = std::min(begin + plan_->gate_up, layer.gate.panels);
     int32_t stride = (end - begin) * PANEL_ROWS;
-    int32_t first = begin * PANEL_ROWS;
-    int32_t columns = std::min(stride, config_.feed_forward - first);
     multiply_rows(layer.gate, x, block, block.sink, begin, end, own.item);
     multiply_rows(layer.up, x, block, block.sink, begin, end, own.second_item);
     add_adapters(layer_index, AdapterPlace::gate_up, block, begin, end - begin, own.item, stride);
     add_adapters(layer_index, AdapterPlace::gate_up, block, layer.gate.panels + begin, end - begin,
                  own.second_item, stride);
-    for (int32_t row = block.begin; row < block.end; row++) {
-        int64_t at = int64_t{row - block.begin} * stride;
+    join_gate_and_up(thread, layer.down, block, block.begin, begin, stride);
+}
+
+void CpuModel::join_gate_and_up(int32_t thread, const PackedMatrix& reader, const RowBlock& block,
+                                int32_t first_gated, int32_t begin, int32_t stride) const {
+    const StepBuffers::PerThread& own = buffers_.threads[static_cast<size_t>(thread)];
+    int32_t first = begin * PANEL_ROWS;
+    int32_t columns = std::min(stride, config_.feed_forward - first);
+    for (int32_t i = 0; i < block.end - block.begin; i++) {
+        int64_t at = int64_t{i} * stride;
+        int32_t row = first_gated + i;
         float* gated = buffers_.gated.f32 + int64_t{row} * config_.feed_forward + first;
         bool gelu = config_.architecture->activation == Activation::gelu;
         (gelu ? ops_->geglu : ops_->swiglu)(own.item + at, own.second_item + at, columns, gated);
         carry({&buffers_.gated, &buffers_.gated_pairs},
-              form_for(layer.down, block.arithmetic, block.sink), row, first, columns, gated,
+              form_for(reader, block.arithmetic, block.sink), row, first, columns, gated,
               own.item + at);
     }
 }

@@ -1,5 +1,6 @@
 // What the files of the step share: forward.cpp (a step from its rows to the last layer's end),
-// forward_attention.cpp and forward_feed_forward.cpp (the two blocks of a layer, and the head).
+// forward_attention.cpp, forward_feed_forward.cpp (the two blocks of a layer, and the head) and
+// forward_experts.cpp (a feed-forward of several).
 //
 // defines: quantised, any_quantised, divide_up, scale, CpuModel::share_rows
 #pragma once

@@ -49,8 +49,11 @@ PlanTable::PlanTable(const ModelConfig& config, const Weights& weights, int32_t 
         plan.attention_output =
             panels_per_item(layer.attention_output, layer.attention_output.panels,
                             2 * plan.rows_per_block, blocks, threads);
-        plan.gate_up = panels(layer.gate, layer.gate.panels);
-        plan.down = panels(layer.down, layer.down.panels);
+        // Of an expert; each row meets `experts_used`, and an item of the last matrix all of them.
+        const int32_t experts = std::max(config.experts, 1);
+        plan.gate_up = panels_per_item(layer.gate, layer.gate.panels / experts, plan.rows_per_block,
+                                       blocks * config.experts_used, threads);
+        plan.down = panels(layer.down, layer.down.panels / experts);
         plan.head = panels(weights.head, weights.head.panels);
         CHECK(plan.gate_up * PANEL_ROWS * plan.rows_per_block <= ITEM_FLOATS_MAX);
     }

@@ -173,6 +173,7 @@ private:
         size_t query_bias = NONE, key_bias = NONE, value_bias = NONE;
         size_t query_norm = NONE, key_norm = NONE, attention_post_norm = NONE;
         size_t feed_forward_norm = NONE, gate, up, down, feed_forward_post_norm = NONE;
+        size_t router = NONE;
     };
 
     Status plan_attention(const std::string& prefix, LayerJobs* jobs) {
@@ -220,6 +221,7 @@ private:
         if (architecture.norms != NormPlace::after)
             RETURN_IF_ERROR(
                 add_norm(prefix + "ffn_norm.weight", hidden, {}, &jobs->feed_forward_norm));
+        if (architecture.has_experts) return plan_experts(prefix, jobs);
         if (architecture.fused_tensors) {
             RETURN_IF_ERROR(add_parts(prefix + "ffn_up.weight", hidden,
                                       {{inner, {}, &jobs->gate}, {inner, {}, &jobs->up}}));
@@ -230,6 +232,19 @@ private:
         RETURN_IF_ERROR(add(prefix + "ffn_down.weight", hidden, inner, &jobs->down));
         if (architecture.norms == NormPlace::before) return Status::success();
         return add_norm(prefix + "post_ffw_norm.weight", hidden, {}, &jobs->feed_forward_post_norm);
+    }
+
+    // The router in fp32 whatever the file has: it decides what a row is multiplied with at all.
+    Status plan_experts(const std::string& prefix, LayerJobs* jobs) {
+        CHECK(config_.architecture->norms == NormPlace::before);
+        const int32_t hidden = config_.hidden;
+        const int32_t inner = config_.feed_forward;
+        const int32_t experts = config_.experts;
+        RETURN_IF_ERROR(
+            add(prefix + "ffn_gate_inp.weight", experts, hidden, &jobs->router, {}, true));
+        RETURN_IF_ERROR(add(prefix + "ffn_gate_exps.weight", experts * inner, hidden, &jobs->gate));
+        RETURN_IF_ERROR(add(prefix + "ffn_up_exps.weight", experts * inner, hidden, &jobs->up));
+        return add(prefix + "ffn_down_exps.weight", experts * hidden, inner, &jobs->down);
     }
 
     RowOrder rotation_pairs() const {
@@ -315,18 +330,18 @@ private:
     }
 
     Status add(const std::string& name, int32_t rows, int32_t columns, size_t* index,
-               const RowOrder& order = {}) {
+               const RowOrder& order = {}, bool exact = false) {
         const GgufTensor* tensor = nullptr;
         RETURN_IF_ERROR(
             find(name, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), &tensor));
-        add_matrix(tensor, order, index);
+        add_matrix(tensor, order, index, exact);
         return Status::success();
     }
 
-    cpu::PackedMatrix shape_of(const PackJob& job) {
+    cpu::PackedMatrix shape_of(const PackJob& job, bool exact) {
         if (packed_ != nullptr) return next_shape(*job.tensor);
         if (job.quantise != Quantise::none) return quantised_shape(*job.tensor, job.quantise);
-        return packed_shape(*job.tensor, form_.exact);
+        return packed_shape(*job.tensor, form_.exact || exact);
     }
 
     // Of a packed file, which says the kind of each matrix in turn.
@@ -354,12 +369,16 @@ private:
         return entry;
     }
 
-    void add_matrix(const GgufTensor* tensor, const RowOrder& order, size_t* index) {
+    // exact: in fp32 whatever the form of the others.
+    void add_matrix(const GgufTensor* tensor, const RowOrder& order, size_t* index,
+                    bool exact = false) {
         PackJob job = {};
         job.tensor = tensor;
         job.order = order;
-        job.quantise = packed_ == nullptr ? quantises(*tensor, form_.quantise) : Quantise::none;
-        job.shape = shape_of(job);
+        bool as_it_is = exact || packed_ != nullptr;
+        job.quantise = as_it_is ? Quantise::none : quantises(*tensor, form_.quantise);
+        job.shape = shape_of(job, exact);
+        fits_entries_ = fits_entries_ && (!exact || job.shape.kind == cpu::WeightKind::f32);
         reserve(job.shape.panels * job.shape.panel_bytes, &job);
         *index = jobs_.size();
         jobs_.push_back(job);
@@ -487,6 +506,7 @@ private:
             layer.feed_forward_post_norm = vector(jobs.feed_forward_post_norm);
             layer.attention_output = matrix(jobs.attention_output);
             layer.feed_forward_norm = vector(jobs.feed_forward_norm);
+            if (jobs.router != NONE) layer.router = matrix(jobs.router);
             layer.gate = matrix(jobs.gate);
             layer.up = matrix(jobs.up);
             layer.down = matrix(jobs.down);

@@ -2,7 +2,7 @@
 // reads them. Several engines can share that piece: the first one packs, the others map it. Those
 // of a packed file (packed_file.h) are there already and are only mapped.
 //
-// defines: FusedProjection, LayerWeights, Weights, Sharing, ShareOptions, load_weights,
+// defines: FusedProjection, LayerWeights, expert_of, Weights, Sharing, ShareOptions, load_weights,
 // plan_weights
 #pragma once
 
@@ -43,10 +43,20 @@ struct LayerWeights {
     const float* attention_post_norm = nullptr;    // (hidden); null: none
     const float* feed_forward_norm = nullptr;      // (hidden); null: as above
     const float* feed_forward_post_norm = nullptr; // (hidden); null: none
-    cpu::PackedMatrix gate = {};                   // (feed_forward, hidden)
-    cpu::PackedMatrix up = {};                     // (feed_forward, hidden)
-    cpu::PackedMatrix down = {};                   // (hidden, feed_forward)
+    cpu::PackedMatrix router = {};                 // (experts, hidden) f32; where there are experts
+    cpu::PackedMatrix gate = {};                   // (feed_forward, hidden), of each expert in turn
+    cpu::PackedMatrix up = {};                     // (feed_forward, hidden), likewise
+    cpu::PackedMatrix down = {};                   // (hidden, feed_forward), likewise
 };
+
+// One of `experts` matrices whose rows follow each other in whole panels.
+inline cpu::PackedMatrix expert_of(const cpu::PackedMatrix& all, int32_t expert, int32_t experts) {
+    cpu::PackedMatrix one = all;
+    one.rows = all.rows / experts;
+    one.panels = all.panels / experts;
+    one.data = all.data + int64_t{expert} * one.panels * all.panel_bytes;
+    return one;
+}
 
 struct Weights {
     cpu::PackedMatrix embedding = {}; // (vocabulary, hidden)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/model/pack.h"
@@ -209,10 +210,12 @@ inline std::vector<double> twin_projections(const ModelConfig& config, const Lay
     return all;
 }
 
-inline std::vector<double> twin_feed_forward(const ModelConfig& config, const LayerWeights& layer,
-                                             const std::vector<double>& x) {
-    auto gate = twin_product(layer.gate, x);
-    auto up = twin_product(layer.up, x);
+inline std::vector<double> twin_gated(const ModelConfig& config, const cpu::PackedMatrix& gate_rows,
+                                      const cpu::PackedMatrix& up_rows,
+                                      const cpu::PackedMatrix& down_rows,
+                                      const std::vector<double>& x) {
+    auto gate = twin_product(gate_rows, x);
+    auto up = twin_product(up_rows, x);
     bool gelu = config.architecture->activation == Activation::gelu;
     for (size_t c = 0; c < gate.size(); c++) {
         double g = gate[c];
@@ -221,7 +224,40 @@ inline std::vector<double> twin_feed_forward(const ModelConfig& config, const La
             0.5 * g * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g)));
         gate[c] = (gelu ? tanh_form : silu) * up[c];
     }
-    return twin_product(layer.down, gate);
+    return twin_product(down_rows, gate);
+}
+
+// Of the softmax over all experts, the largest shares; of each its expert.
+inline std::vector<std::pair<double, int32_t>> twin_routing(const ModelConfig& config,
+                                                            const std::vector<double>& logits) {
+    std::vector<std::pair<double, int32_t>> shares;
+    double total = 0.0;
+    for (double logit : logits) total += std::exp(logit);
+    for (size_t e = 0; e < logits.size(); e++)
+        shares.push_back({std::exp(logits[e]) / total, static_cast<int32_t>(e)});
+    std::stable_sort(shares.begin(), shares.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    shares.resize(static_cast<size_t>(config.experts_used));
+    total = 0.0;
+    for (const auto& share : shares) total += share.first;
+    if (config.experts_renormalised)
+        for (auto& share : shares) share.first /= total;
+    return shares;
+}
+
+inline std::vector<double> twin_feed_forward(const ModelConfig& config, const LayerWeights& layer,
+                                             const std::vector<double>& x) {
+    if (config.experts == 0) return twin_gated(config, layer.gate, layer.up, layer.down, x);
+    std::vector<double> sum(x.size());
+    for (const auto& [share, expert] : twin_routing(config, twin_product(layer.router, x))) {
+        auto of_expert = [&, e = expert](const cpu::PackedMatrix& all) {
+            return expert_of(all, e, config.experts);
+        };
+        auto said = twin_gated(config, of_expert(layer.gate), of_expert(layer.up),
+                               of_expert(layer.down), x);
+        for (size_t c = 0; c < sum.size(); c++) sum[c] += share * said[c];
+    }
+    return sum;
 }
 
 // Logits of every position of one sequence. `ropes` are the model's tables.

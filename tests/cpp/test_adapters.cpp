@@ -58,7 +58,7 @@ std::vector<TinyLlama> families() {
         all.back().layers = std::max(2, architecture.full_attention_every);
         all.back().window = 37;
         all.back().type = all.back().value_type = TensorType::f32;
-        all.back().feed_forward = 88 + 5; // no whole panels
+        all.back().feed_forward = architecture.has_experts ? 96 : 88 + 5; // no whole panels
     }
     return all;
 }
@@ -238,9 +238,10 @@ TEST(steps_with_adapters_allocate_nothing) {
 
 namespace {
 
-std::string refusal(const std::vector<std::byte>& bytes, std::vector<AdapterTensor> tensors = {}) {
+std::string refusal(const std::vector<std::byte>& bytes, std::vector<AdapterTensor> tensors = {},
+                    const TinyLlama& model_of = {}) {
     TemporaryFile file(bytes);
-    TemporaryFile base(tiny_file({}));
+    TemporaryFile base(tiny_file(model_of));
     LoadOptions options;
     options.kv_bytes = 1 << 20;
     options.threads = 1;
@@ -301,6 +302,14 @@ TEST(a_gguf_file_that_is_wrong_is_refused_with_the_tensor) {
                    };
                }),
                "aLoRA"));
+    // Experts have no matrix of their own; what the row meets is chosen.
+    TinyLlama experts;
+    experts.architecture = "qwen3moe";
+    TinyAdapter of_experts;
+    of_experts.extra = [](GgufBytes& file) {
+        file.tensor(tensor("blk.0.ffn_down.weight.lora_a", {96, 4}));
+    };
+    EXPECT(has(refusal(adapter_file(experts, of_experts), {}, experts), "'blk.0.ffn_down.weight'"));
     std::vector<std::byte> whole = adapter_file({}, {});
     for (size_t bytes : {size_t{3}, size_t{24}, whole.size() / 2, whole.size() - 1}) {
         std::vector<std::byte> cut(whole.begin(),

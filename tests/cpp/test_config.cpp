@@ -76,11 +76,45 @@ TEST(wrong_sizes_are_refused) {
     EXPECT(mentions(with([](GgufBytes& file) {
                         file.value("llama.expert_count", ValueType::u32, uint32_t{8});
                     }),
-                    "mixtures of experts"));
+                    "the key 'llama.expert_count' = 8 are not supported"));
     EXPECT(mentions(with([](GgufBytes& file) {
                         file.value("llama.rope.dimension_count", ValueType::u32, uint32_t{15});
                     }),
                     "is odd"));
+}
+
+TinyLlama with_expert_key(const char* key, uint32_t value) {
+    TinyLlama tiny;
+    tiny.architecture = "qwen3moe";
+    tiny.extra = [=](GgufBytes& file) {
+        file.value(std::string("qwen3moe.") + key, ValueType::u32, value);
+    };
+    return tiny;
+}
+
+TEST(experts_are_those_of_the_file) {
+    TinyLlama tiny;
+    tiny.architecture = "qwen3moe";
+    Outcome outcome = read(tiny);
+    EXPECT_EQ(outcome.config.experts, 6);
+    EXPECT_EQ(outcome.config.experts_used, 3);
+    EXPECT_EQ(outcome.config.feed_forward, 96);
+    EXPECT(outcome.config.experts_renormalised);
+    tiny.extra = [](GgufBytes& file) {
+        file.value("qwen3moe.expert_weights_norm", ValueType::boolean, uint8_t{0});
+    };
+    EXPECT(!read(tiny).config.experts_renormalised);
+    tiny.experts_used = 7;
+    EXPECT(mentions(read(tiny), "'qwen3moe.expert_used_count'"));
+    tiny.experts_used = 2;
+    tiny.type = TensorType::f16;
+    tiny.feed_forward = 40;
+    EXPECT(mentions(read(tiny), "experts of 64 x 40"));
+    EXPECT(
+        mentions(read(with_expert_key("expert_gating_func", 2)), "'qwen3moe.expert_gating_func'"));
+    EXPECT(mentions(read(with_expert_key("expert_shared_count", 1)), "expert_shared_count' = 1"));
+    EXPECT(mentions(read(with_expert_key("expert_group_count", 4)), "expert_group_count' = 4"));
+    EXPECT(read(with_expert_key("expert_gating_func", 1)).config.experts == 6);
 }
 
 TEST(other_architectures_are_refused_with_what_is_supported) {

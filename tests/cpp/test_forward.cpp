@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/cpu/allocations.h"
+#include "core/cpu/numbers.h"
 #include "forward_twin.h"
 #include "test.h"
 
@@ -60,6 +61,15 @@ std::vector<TinyLlama> shapes() {
     all.back().type = TensorType::iq4_nl;
     all.back().value_type = TensorType::mxfp4;
     return all;
+}
+
+TinyLlama expert_model() {
+    TinyLlama tiny;
+    tiny.architecture = "qwen3moe";
+    tiny.experts = 40; // three panels of the router, the last one not full
+    tiny.experts_used = 4;
+    tiny.type = tiny.value_type = TensorType::q4_0;
+    return tiny;
 }
 
 // One of each architecture, with a window that ends within a page where there is one.
@@ -167,6 +177,7 @@ TEST(company_does_not_change_bits) {
     check_company({});
     check_company(k_model(TensorType::q4_k));
     check_company(k_model(TensorType::q6_k));
+    check_company(expert_model());
 }
 
 TEST(decoding_beside_a_prompt_does_not_change_bits) {
@@ -214,29 +225,31 @@ TEST(pages_of_decoding_equal_pages_of_a_prompt) {
     EXPECT(same_bits(Driver(*model, tokens).alone(0, 1, Arithmetic::generated), prompt));
 }
 
-// As on tiles: the prompt has a matmul of its own, which reads f32 activations only.
-void f32_matmul(const cpu::PackedMatrix& matrix, const cpu::Activations& x, int32_t row_begin,
-                int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
-                int64_t out_stride) {
+// As on tiles: the prompt has a matmul of its own, which reads quantised weights' rows as bf16.
+void wide_matmul(const cpu::PackedMatrix& matrix, const cpu::Activations& x, int32_t row_begin,
+                 int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
+                 int64_t out_stride) {
     std::vector<float> weights(static_cast<size_t>(matrix.columns));
     int32_t end = std::min(panel_end * cpu::PANEL_ROWS, matrix.rows);
     for (int32_t output = panel_begin * cpu::PANEL_ROWS; output < end; output++) {
         unpack_row(matrix, output, weights.data());
         for (int32_t row = row_begin; row < row_end; row++) {
             double sum = 0.0;
-            for (int32_t c = 0; c < matrix.columns; c++)
-                sum += double(weights[static_cast<size_t>(c)]) *
-                       double(x.f32[int64_t{row} * x.columns + c]);
+            for (int32_t c = 0; c < matrix.columns; c++) {
+                int64_t at = int64_t{row} * x.columns + c;
+                bool quantised = cpu::is_quantised(matrix.kind);
+                float value = quantised ? cpu::bf16_to_float(x.bf16[at]) : x.f32[at];
+                sum += double(weights[static_cast<size_t>(c)]) * double(value);
+            }
             out[row * out_stride + output] = static_cast<float>(sum);
         }
     }
 }
 
-TEST(two_arithmetics_keep_their_bits_in_one_step) {
-    TinyLlama tiny;
+void check_two_arithmetics(const TinyLlama& tiny) {
     auto model = load(tiny);
     cpu::Ops ops = model->model->ops();
-    ops.matmul_prompt = f32_matmul;
+    ops.matmul_prompt = wide_matmul;
     Status status =
         cpu::CpuModel::create(model->config, model->weights, ropes_of(tiny, model->config), ops,
                               cpu::KvType::bf16, 8 << 20, *model->pool, &model->model);
@@ -258,17 +271,27 @@ TEST(two_arithmetics_keep_their_bits_in_one_step) {
     }
 }
 
-TEST(threads_do_not_change_bits) {
+TEST(two_arithmetics_keep_their_bits_in_one_step) {
+    check_two_arithmetics({});
+    check_two_arithmetics(expert_model());
+}
+
+void check_threads(const TinyLlama& tiny, const std::vector<int32_t>& counts) {
     auto tokens = random_tokens(1, 90);
     std::vector<Logits> wanted;
-    for (int32_t threads : {1, 2, 3, 5}) {
+    for (int32_t threads : counts) {
         LoadOptions options;
         options.threads = threads;
-        auto model = load({}, options);
+        auto model = load(tiny, options);
         auto logits = Driver(*model, tokens).alone(0, 45);
         if (wanted.empty()) wanted = logits;
         EXPECT(same_bits(logits, wanted));
     }
+}
+
+TEST(threads_do_not_change_bits) {
+    check_threads({}, {1, 2, 3, 5});
+    check_threads(expert_model(), {1, 3});
 }
 
 void check_instruction_sets(const TinyLlama& tiny) {
@@ -322,10 +345,11 @@ TEST(instruction_sets_agree) {
     check_instruction_sets({});
     for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
         check_instruction_sets(k_model(type));
+    check_instruction_sets(expert_model());
 }
 
-TEST(steps_allocate_nothing) {
-    auto model = load({});
+void check_allocations(const TinyLlama& tiny) {
+    auto model = load(tiny);
     auto tokens = random_tokens(1, 90);
     std::vector<int32_t> positions(90), table = {0, 1, 2};
     for (int32_t i = 0; i < 90; i++) positions[static_cast<size_t>(i)] = i;
@@ -345,4 +369,9 @@ TEST(steps_allocate_nothing) {
     cpu::watch_allocations(false);
     EXPECT_EQ(watched, 0);
     EXPECT(cpu::heap_allocations() > before);
+}
+
+TEST(steps_allocate_nothing) {
+    check_allocations({});
+    check_allocations(expert_model());
 }

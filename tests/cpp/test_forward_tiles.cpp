@@ -66,7 +66,7 @@ std::shared_ptr<LoadedModel> load(const TinyLlama& tiny, bool batch_invariant = 
 }
 
 std::vector<TinyLlama> shapes() {
-    std::vector<TinyLlama> all(3);
+    std::vector<TinyLlama> all(4);
     all[0].type = all[0].value_type = TensorType::q4_1;
     all[1].type = TensorType::q8_0;
     all[1].value_type = TensorType::f16; // not on tiles
@@ -77,6 +77,8 @@ std::vector<TinyLlama> shapes() {
     all[2].hidden = 256;
     all[2].feed_forward = 512;
     all[2].head_dim = 64;
+    all[3].architecture = "qwen3moe";
+    all[3].type = all[3].value_type = TensorType::q4_0;
     return all;
 }
 

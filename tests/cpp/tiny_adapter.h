@@ -57,6 +57,7 @@ inline std::vector<AdapterMatrix> adapter_matrices(const TinyLlama& model,
                   {"attn_output", 0, hidden, query},
                   {"ffn_up", 0, 2 * inner, hidden},
                   {"ffn_down", 0, hidden, inner}};
+    if (find_architecture(model.architecture)->has_experts) shapes.resize(4); // attention's
     Random random(adapter.seed);
     std::vector<AdapterMatrix> all;
     for (int32_t layer = 0; layer < model.layers; layer++)

@@ -1,8 +1,10 @@
 // A small random llama model as a GGUF file: every size, weight type and extra key can be chosen.
 //
-// defines: TinyLlama, tiny_file, TemporaryFile, load_tiny
+// defines: TinyLlama, add_router, tiny_file, TemporaryFile, load_tiny
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -35,7 +37,9 @@ struct TinyLlama {
     TensorType type = TensorType::q4_1;
     TensorType value_type = TensorType::q4_1; // of attn_v: other than `type`, it is not fused
     std::string architecture = "llama";
-    int32_t window = 0; // the file's sliding window; 0: it has none
+    int32_t window = 0;  // the file's sliding window; 0: it has none
+    int32_t experts = 6; // where the architecture has any
+    int32_t experts_used = 3;
     uint64_t seed = 1;
     std::function<void(GgufBytes&)> extra; // more keys and tensors
     std::string without;                   // a tensor left out
@@ -158,10 +162,29 @@ inline void add_tiny_keys(const TinyLlama& model, GgufBytes& file) {
         real("attention.scale", 0.125f);
         real("logit_scale", 4.0f);
     }
+    if (architecture.has_experts) {
+        number("expert_count", model.experts);
+        number("expert_used_count", model.experts_used);
+        number("expert_feed_forward_length", model.feed_forward);
+    }
     if (architecture.has_soft_caps) {
         real("attn_logit_softcapping", 2.0f);
         real("final_logit_softcapping", 5.0f);
     }
+}
+
+// So wide apart that a row's last expert weighs little, as in models that were trained: which one
+// it is turns on the last bits where two are as good, and then it must not matter.
+inline void add_router(Random& random, const TinyLlama& model, const std::string& name,
+                       GgufBytes& file) {
+    TensorSpec spec = {name, TensorType::f32, {}, {}};
+    spec.dimensions = {static_cast<uint64_t>(model.hidden), static_cast<uint64_t>(model.experts)};
+    for (int32_t i = 0; i < model.hidden * model.experts; i++) {
+        float value = random.between(-6.0f, 6.0f) / std::sqrt(static_cast<float>(model.hidden));
+        const auto bytes = std::bit_cast<std::array<std::byte, sizeof value>>(value);
+        spec.data.insert(spec.data.end(), bytes.begin(), bytes.end());
+    }
+    if (name != model.without + ".weight") file.tensor(std::move(spec));
 }
 
 inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
@@ -208,6 +231,15 @@ inline std::vector<std::byte> tiny_file(const TinyLlama& model) {
         }
         if (architecture.norms != NormPlace::after)
             add(block + "ffn_norm", TensorType::f32, model.hidden, 0);
+        if (architecture.has_experts) {
+            add_router(random, model, block + "ffn_gate_inp.weight", file);
+            int32_t inner = model.experts * model.feed_forward;
+            add(block + "ffn_gate_exps", model.type, model.hidden, inner);
+            add(block + "ffn_up_exps", model.type, model.hidden, inner);
+            add(block + "ffn_down_exps", model.type, model.feed_forward,
+                model.experts * model.hidden);
+            continue;
+        }
         if (!architecture.fused_tensors)
             add(block + "ffn_gate", model.type, model.hidden, model.feed_forward);
         add(block + "ffn_up", model.type, model.hidden,

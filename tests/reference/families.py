@@ -21,6 +21,11 @@ from random_blocks import random_blocks
 WINDOW = 45
 WINDOW_BASE, LINEAR_FACTOR = 10000.0, 8.0
 ATTENTION_CAP, LOGIT_CAP = 3.0, 4.0
+EXPERTS, EXPERTS_USED = 8, 4
+ROUTER_SPREAD = 2.0
+"""Deviation of a router's logits. Which of two nearly equal experts is the last one that a row
+takes turns on rounding. This far apart that one weighs little, as in models that were trained, so
+that a row that takes the other one still says nearly the same."""
 ROPE = {"rope_type": "default", "rope_theta": BASE}
 LONG, SHORT, ORIGINAL, LONG_MAGNITUDE = 4.0, 1.5, 64, 1.2
 
@@ -48,7 +53,12 @@ class Family:
     fused: bool = False
     tied: bool = False
     has_window: bool = False
+    has_experts: bool = False
     keys: Callable[[gguf.GGUFWriter, Shape], None] = lambda writer, shape: None
+    seed: int = 7
+    """Of the weights. With experts one of those whose rows are far from a choice between two
+    equally good last experts of some weight: what rounding decides there is right either way, and
+    no bar for a norm of all logits can tell it from a fault."""
 
 
 AROUND = {
@@ -80,6 +90,17 @@ def _gemma3_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_scaling_factor(LINEAR_FACTOR)
 
 
+def _expert_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(EXPERTS_USED)
+    writer.add_expert_feed_forward_length(shape.feed_forward)
+
+
+def _shared_softmax_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    _expert_keys(writer, shape)
+    writer.add_expert_weights_norm(False)
+
+
 def _long_keys(writer: gguf.GGUFWriter, shape: Shape) -> None:
     half = shape.head_dim // 2
     writer.add_tensor("rope_factors_long.weight", np.linspace(1, LONG, half, dtype=np.float32))
@@ -100,6 +121,22 @@ def _of(kind: str, config: str, **more: Any) -> Callable[[dict[str, Any]], Any]:
     return build
 
 
+def _experts_of(norm_topk_prob: bool) -> Callable[[dict[str, Any]], Any]:
+    def build(sizes: dict[str, Any]) -> Any:
+        return _of(
+            "Qwen3MoeForCausalLM",
+            "Qwen3MoeConfig",
+            rope_parameters=ROPE,
+            num_experts=EXPERTS,
+            num_experts_per_tok=EXPERTS_USED,
+            moe_intermediate_size=sizes["intermediate_size"],
+            norm_topk_prob=norm_topk_prob,
+            experts_implementation="eager",
+        )(sizes)
+
+    return build
+
+
 FAMILIES: dict[str, Family] = {
     "mistral": Family(
         _of("MistralForCausalLM", "MistralConfig", sliding_window=WINDOW, rope_parameters=ROPE),
@@ -109,6 +146,20 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(_of("Qwen2ForCausalLM", "Qwen2Config", rope_parameters=ROPE), bias=True),
     "qwen3": Family(
         _of("Qwen3ForCausalLM", "Qwen3Config", rope_parameters=ROPE), head_norms="head"
+    ),
+    "qwen3moe": Family(
+        _experts_of(norm_topk_prob=True),
+        head_norms="head",
+        has_experts=True,
+        keys=_expert_keys,
+        seed=2,
+    ),
+    "qwen3moe shares": Family(
+        _experts_of(norm_topk_prob=False),
+        head_norms="head",
+        has_experts=True,
+        keys=_shared_softmax_keys,
+        seed=2,
     ),
     "granite": Family(
         _of(
@@ -127,6 +178,9 @@ FAMILIES: dict[str, Family] = {
         _of("Olmo2ForCausalLM", "Olmo2Config", rope_parameters=ROPE),
         norms=AFTER,
         head_norms="row",
+    ),
+    "gemma": Family(
+        _of("GemmaForCausalLM", "GemmaConfig", rope_parameters=ROPE), norm_offset=1.0, tied=True
     ),
     "gemma2": Family(
         _of(
@@ -202,11 +256,11 @@ FAMILIES: dict[str, Family] = {
 class FamilyCheckpoint:
     """Draws weights, adds each to the file in `kind` and gives transformers what the file holds."""
 
-    def __init__(self, path: Path, name: str, shape: Shape, kind: str, seed: int) -> None:
+    def __init__(self, path: Path, name: str, shape: Shape, kind: str) -> None:
         self.family = FAMILIES[name]
         self.shape = shape
         self.kind = kind
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(self.family.seed)
         self.state: dict[str, torch.Tensor] = {}
         self.writer = gguf.GGUFWriter(path, name.partition(" ")[0])
         self._keys()
@@ -266,7 +320,8 @@ class FamilyCheckpoint:
             for name, target in family.norms.items():
                 self._norm(f"{block}.{name}", f"{layer}.{target}", shape.hidden)
             self._attention(block, f"{layer}.self_attn")
-            self._feed_forward(block, f"{layer}.mlp")
+            feed_forward = self._experts if self.family.has_experts else self._feed_forward
+            feed_forward(block, f"{layer}.mlp")
         self._norm("output_norm", "model.norm", shape.hidden)
         if not family.tied:
             self._matrix("output", [("lm_head", shape.vocabulary, 0)], shape.hidden)
@@ -303,6 +358,28 @@ class FamilyCheckpoint:
                     f"{block}.ffn_{name}", [(f"{target}.{name}_proj", inner, 0)], shape.hidden
                 )
         self._matrix(f"{block}.ffn_down", [(f"{target}.down_proj", shape.hidden, 0)], inner)
+
+    def _experts(self, block: str, target: str) -> None:
+        """The router is in F32 in files of every type."""
+        hidden, inner = self.shape.hidden, self.shape.feed_forward
+        router = self.random.standard_normal((EXPERTS, hidden)).astype(np.float32)
+        router *= np.float32(ROUTER_SPREAD / math.sqrt(hidden))
+        self.writer.add_tensor(f"{block}.ffn_gate_inp.weight", router)
+        held: dict[str, torch.Tensor] = {}
+        for name, rows, columns in (
+            ("gate", inner, hidden),
+            ("up", inner, hidden),
+            ("down", hidden, inner),
+        ):
+            packed, weights = self._draw(EXPERTS * rows, columns, 0)
+            whole = packed.reshape(EXPERTS, rows, -1)
+            self.writer.add_tensor(
+                f"{block}.ffn_{name}_exps.weight", whole, raw_dtype=TYPES[self.kind]
+            )
+            held[name] = torch.from_numpy(weights.reshape(EXPERTS, rows, columns).copy())
+        self.state[f"{target}.gate.weight"] = torch.from_numpy(router)
+        self.state[f"{target}.experts.gate_up_proj"] = torch.cat((held["gate"], held["up"]), 1)
+        self.state[f"{target}.experts.down_proj"] = held["down"]
 
     def _transformers_model(self) -> Any:
         shape = self.shape

@@ -52,7 +52,7 @@ RANK, ALPHA = 5, 8.0
 def checkpoint_of(path: Path, name: str, kind: str) -> Any:
     if name == "llama":
         return Checkpoint(path, SHAPE, kind, "none", seed=7)
-    return FamilyCheckpoint(path, name, SHAPE, kind, seed=7)
+    return FamilyCheckpoint(path, name, SHAPE, kind)
 
 
 def matrices_of(checkpoint: Any) -> dict[str, tuple[int, int]]:
