@@ -29,6 +29,7 @@ from sublimate.edge.textmodel import load_text_model
 from sublimate.errors import ModelError
 from sublimate.model.conversation import ConversationTokenizer
 from sublimate.model.folder.sentencepiece_file import read_sentencepiece
+from sublimate.model.named_templates import template_source
 from sublimate.model.pre_tokenizers import (
     GPT4O_PATTERN,
     LLAMA3_PATTERN,
@@ -329,6 +330,11 @@ def test_templates_and_the_file_that_counts(tmp_path: Path) -> None:
     assert metadata_of(str(folder))["tokenizer.chat_template"].startswith("json")
     (folder / "chat_template.jinja").write_text("file{{ messages }}")
     assert metadata_of(str(folder))["tokenizer.chat_template"].startswith("file")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("tools{{ messages }}")
+    metadata = metadata_of(str(folder))
+    assert metadata["tokenizer.chat_template.tool_use"].startswith("tools")
+    assert "{% else %}file{{ messages }}{% endif %}" in template_source(metadata)
     (folder / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ModelError, match="chat template of the model cannot be read"):
         load_text_model(str(folder))

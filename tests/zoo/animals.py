@@ -432,6 +432,8 @@ for name, says, make in (
     ("config_cut", "config.json is damaged", _config(b'{"architectures": ["Llama')),
     ("config_a_list", "config.json is damaged", _config(b"[]")),
     ("config_deep", "config.json is damaged", _config(b'{"a":' + b"[" * 100_000)),
+    ("config_of_lists", "config.json is longer than",
+     _config(b'{"a":[' + b"[]," * (8 << 20) + b"1]}")),
     ("header_beyond_the_file", "longer than the file", _safetensors(b"{}", 1 << 40)),
     ("header_no_json", "is damaged", _safetensors(b"\xff" * 64)),
     ("tensor_outside", "lies outside",

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from folders import LAYERS, write_folder
 from gguf_bytes import (
     CONTEXT,
     F32,
@@ -111,6 +112,36 @@ def test_parts_links_and_names_that_are_none(tmp_path: Path) -> None:
     assert missing.exit_code == 3 and "`sublimate pull" in missing.output
     none = show(str(tmp_path / "none.gguf"))
     assert none.exit_code == 3 and "cannot be read: No such file" in none.output
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "small", shards=2)
+    told = card(folder)
+    assert (told.name, told.format, told.files) == ("small", "safetensors", 2)
+    assert told.architecture == "llama" and told.sizes.layers == LAYERS
+    assert [kind.type for kind in told.types] == ["F32"]
+    assert told.memory is not None and told.memory.weights > 0
+    assert told.problems == [
+        "The file has no tokenizer, so only `sublimate.Engine` can use it, with token ids."
+    ]
+    assert "safetensors, in 2 files" in show(str(folder)).output
+
+
+def test_names_of_the_library_and_of_the_settings(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "mine.gguf").write_bytes(model())
+    write_folder(library / "folder")
+    settings = tmp_path / "config.toml"
+    path = library / "mine.gguf"
+    settings.write_text(f'library = "{library}"\n[[models]]\nname = "called so"\npath = "{path}"\n')
+    for name in ("mine", "folder", "called so"):
+        shown = show(name, "--config", str(settings), "--json")
+        assert shown.exit_code == 0, shown.output
+        told = msgspec.json.decode(shown.output, type=Card)
+        assert told.path.startswith(str(library))
+    none = show("other", "--config", str(settings))
+    assert none.exit_code == 3 and "'other' is no model that is known here" in none.output
 
 
 def test_what_a_file_says_cannot_write_on_a_terminal(tmp_path: Path) -> None:

@@ -90,4 +90,4 @@ def test_serve_ends_with_that_line(tmp_path: Path, name: str, code: int) -> None
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1 and re.search(ANIMALS[name].says, done.stderr), done.stderr
+    assert len(errors) == 1 and re.search(ANIMALS[name].says, errors[0]), done.stderr

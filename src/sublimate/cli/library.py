@@ -1,6 +1,6 @@
 """`sublimate ls`, `rm` and `stop`: the models of a folder, and those of a server's memory.
 
-defines: ls_command, rm_command, stop_command
+defines: library_folder, ls_command, rm_command, stop_command
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _guarded(action: Any) -> None:
         sys.exit(code)
 
 
-def _folder(effective: Effective, named: str) -> Path:
+def library_folder(effective: Effective, named: str = "") -> Path:
+    """Where the models of a library lie."""
     from ..model.models_folder import CACHE
 
     chosen = named or effective.settings.server.library
@@ -53,7 +54,7 @@ def ls_command(
 
     def action() -> int:
         chosen = {"cache_dir": cache_dir} if cache_dir else {}
-        return ls(_folder(load_settings(chosen, config=config), library), json)
+        return ls(library_folder(load_settings(chosen, config=config), library), json)
 
     _guarded(action)
 
@@ -104,7 +105,7 @@ def _facts(kept: KeptModel) -> tuple[str, str]:
     if kept.path.is_dir():
         return _folder_facts(kept)
     try:
-        file = _core.Gguf(str(kept.path))
+        file = _core.Gguf(str(kept.path), any_type=True)
         architecture = str(file.metadata.get("general.architecture", "-"))
         sizes: dict[str, int] = {}
         for _, kind, _, size_bytes in file.tensors:
@@ -139,7 +140,7 @@ def rm_command(
 
     def action() -> int:
         chosen = {"cache_dir": cache_dir} if cache_dir else {}
-        return rm(_folder(load_settings(chosen, config=config), library), name, yes)
+        return rm(library_folder(load_settings(chosen, config=config), library), name, yes)
 
     _guarded(action)
 

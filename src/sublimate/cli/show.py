@@ -13,10 +13,12 @@ import typer
 from ..config import Effective, cache_folder, format_size, load_settings
 from ..errors import ExitCode, ModelError
 from . import options as flags
+from .library import library_folder
 from .output import out, run_guarded
 
 if TYPE_CHECKING:
     from ..model.card import Card, Sizes
+    from ..model.files import ModelFile
 
 THINKING = {
     "always": "thinks",
@@ -60,14 +62,9 @@ def show(effective: Effective, as_json: bool) -> ExitCode:
     from rich.text import Text
 
     from ..model.card import card_of
-    from ..model.files import locate
 
-    settings = effective.settings
-    file = locate(settings.model, cache_folder(settings))
-    if file is None:
-        raise ModelError(f"{settings.model} is not here: `sublimate pull {settings.model}`.")
-    engine = settings.engine
-    card = card_of(file, exact=engine.exact, context_length=engine.context_length)
+    engine = effective.settings.engine
+    card = card_of(_found(effective), exact=engine.exact, context_length=engine.context_length)
     if as_json:
         out.print_json(msgspec.json.encode(card).decode())
         return ExitCode.OK
@@ -80,6 +77,27 @@ def show(effective: Effective, as_json: bool) -> ExitCode:
     verdict = "It cannot be served." if card.problems else f"sublimate serve --model {card.path}"
     out.print(Text(verdict), soft_wrap=True)
     return ExitCode.OK
+
+
+def _found(effective: Effective) -> ModelFile:
+    """Of a name of the settings' models, one that `serve` takes, or one of the library. Raises
+    ModelError."""
+    from ..model.files import locate
+    from ..model.models_folder import models_in
+
+    settings, cache = effective.settings, cache_folder(effective.settings)
+    paths = {one.name: one.path for one in settings.models}
+    wanted = paths.get(settings.model, settings.model)
+    try:
+        file = locate(wanted, cache)
+    except ModelError:
+        kept = {one.name: one.path for one in models_in(library_folder(effective))}
+        if wanted not in kept:
+            raise
+        file = locate(str(kept[wanted].absolute()), cache)
+    if file is None:
+        raise ModelError(f"{wanted} is not here: `sublimate pull {wanted}` fetches it.")
+    return file
 
 
 def _rows(card: Card) -> list[tuple[str, str]]:

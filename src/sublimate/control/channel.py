@@ -92,7 +92,8 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Failed(Message, frozen=True, tag="failed"):
-    """The load failed. `reason` is a stable word, `message` is for a person."""
+    """The load failed; an edge that says so ends. `reason` is a stable word, `message` is for a
+    person."""
 
     message: str
     reason: str = "load_failed"
@@ -315,7 +316,9 @@ ToEdge = (
     | Drain
     | Stop
 )
-FromEdge = EdgeReady | RegionBroken | EngineIdle | ModelWanted | ModelTaken | ModelStop | Drained
+FromEdge = (
+    EdgeReady | Failed | RegionBroken | EngineIdle | ModelWanted | ModelTaken | ModelStop | Drained
+)
 
 WORD_BYTES = array.array("i").itemsize
 RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * WORD_BYTES)

@@ -6,6 +6,7 @@ defines: main, EdgeProcess
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -53,6 +54,9 @@ def main(routes: Routes) -> None:
         uvloop.run(EdgeProcess(control, routes).serve(received.message, received.fds))
     except SublimateError as error:
         LOG.error("%s", error)
+        if isinstance(error, ModelError):
+            with contextlib.suppress(OSError):  # the supervisor may be gone
+                control.send(channel.Failed(message=str(error)))
         sys.exit(error.exit_code)
 
 

@@ -431,8 +431,8 @@ class Fleet:
                     for engine in self.engines:
                         if engine.number == number:
                             engine.idle_edges.add(edge.number)
-                case channel.Drained():
-                    edge.is_drained = True
+                case channel.Drained() | channel.Failed() as last:
+                    edge.take_last(last)
                 case channel.ModelWanted() | channel.ModelTaken() | channel.ModelStop() as said:
                     self.asked.append((edge, said))
                 case _:
@@ -471,7 +471,7 @@ class Fleet:
         elif self.is_ending:
             edge.is_drained = True
         elif not self.was_ready and not self._is_unavailable:
-            self.failure = self.failure or edge_failure(why)
+            self.failure = self.failure or edge_failure(edge, why)
         else:
             delay = edge.child.plan_restart()
             self._reporter.lost(edge.name, why, delay)

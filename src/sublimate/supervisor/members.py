@@ -109,8 +109,17 @@ class EdgeMember(Member):
         self.is_drained = False
         self.refuses = False
         """It cannot read the model, and says so to every request."""
+        self.failed = ""
+        """Why it ends: what is wrong with the model."""
         self.inbox: socket.socket | None = None
         """The end that its siblings write to."""
+
+    def take_last(self, message: channel.Drained | channel.Failed) -> None:
+        """After this it says nothing more."""
+        if isinstance(message, channel.Failed):
+            self.failed = message.message
+        else:
+            self.is_drained = True
 
     def open_inbox(self) -> socket.socket:
         """A fresh one; returns the end that the edge reads."""
@@ -126,8 +135,8 @@ class EdgeMember(Member):
             self.inbox = None
 
 
-def edge_failure(why: str) -> SublimateError:
-    """What an edge that could not start means; it has told the details itself."""
+def edge_failure(edge: EdgeMember, why: str) -> SublimateError:
+    """What an edge that could not start means, in its own words where there are any."""
     if why == f"exit code {ExitCode.MODEL.value}":
-        return ModelError(UNREADABLE)
+        return ModelError(edge.failed or UNREADABLE)
     return EngineError(f"The edge ended before it was ready: {why}.")

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from ...errors import ModelError
+from ..named_templates import KEY
 from ..tokenizer_json import DOCUMENT, STRIPS, AddedEntry, TokenizerJson, token_types
 from ..vocabulary import STOP_IDS, TOKENS_MAX, TokenType
 from .documents import VOCABULARY_BYTES_MAX, read_document, read_file, read_optional
@@ -23,6 +24,7 @@ SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
+FOR_TOOLS = "additional_chat_templates/tool_use.jinja"
 FILLER = "\ufdd0"
 """As in sentencepiece.NO_TEXT: names of ids that no token has."""
 SAMPLING = {
@@ -46,8 +48,7 @@ def text_metadata(folder: Path, config: Fields, rows: int) -> dict[str, Any]:
         metadata = _from_sentencepiece(folder, added, rows)
     else:
         return {}
-    if template := _template(folder, settings):
-        metadata["tokenizer.chat_template"] = template
+    metadata |= _templates(folder, settings)
     return metadata | _named_tokens(folder, settings, config, metadata)
 
 
@@ -173,16 +174,23 @@ def _ids_of(fields: Fields, count: int) -> list[int]:
     return [token for token in listed if isinstance(token, int) and 0 <= token < count]
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The file of its own before what the settings say; of several the one named default."""
+def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Under GGUF's keys. The file of its own before what the settings say; of a list the one named
+    default, and those of other names beside it."""
     jinja, document = (folder / name for name in TEMPLATES)
-    if jinja.exists():
-        return read_file(jinja).decode(errors="replace")
     told: Any = read_optional(document).get("chat_template") or settings.get("chat_template")
+    named: dict[str, str] = {}
     if isinstance(told, list):
-        named = [
-            cast(dict[str, Any], one) for one in cast(list[Any], told) if isinstance(one, dict)
-        ]
-        chosen = [one for one in named if one.get("name") == "default"] or named
-        told = chosen[0].get("template") if chosen else None
-    return told if isinstance(told, str) else ""
+        for one in cast(list[Any], told):
+            entry = cast(dict[str, Any], one) if isinstance(one, dict) else {}
+            name, source = entry.get("name"), entry.get("template")
+            if isinstance(name, str) and isinstance(source, str):
+                named[f"{KEY}.{name}"] = source
+    elif isinstance(told, str):
+        named[KEY] = told
+    if jinja.exists():
+        named[KEY] = read_file(jinja).decode(errors="replace")
+    tools = folder / FOR_TOOLS
+    if tools.exists():
+        named[f"{KEY}.tool_use"] = read_file(tools).decode(errors="replace")
+    return named
