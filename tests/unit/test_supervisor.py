@@ -70,7 +70,7 @@ def test_the_wire_form_is_the_documented_one() -> None:
     for union, ops in (
         (
             channel.FromEdge,
-            {"ready", "region_broken", "engine_idle", "drained"}
+            {"ready", "failed", "region_broken", "engine_idle", "drained"}
             | {"model_wanted", "model_taken", "model_stop"},
         ),
         (

@@ -127,6 +127,20 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "safetensors, in 2 files" in show(str(folder)).output
 
 
+def test_a_packed_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    source = card(path, model())
+    packed = tmp_path / "tiny.sublimate"
+    _core.convert(str(path), str(packed), quantize="int8", threads=1)
+    told = card(packed)
+    assert told.format == "packed int8" and told.problems == [] and told.sizes == source.sizes
+    loaded = _core.Model.load(str(packed), quantize="int8", kv_bytes=1 << 20, threads=1).info
+    assert told.memory is not None and told.memory.weights == loaded["weight_bytes"]
+    exact = tmp_path / "exact.sublimate"
+    _core.convert(str(path), str(exact), exact=True, threads=1)
+    assert card(exact).memory == card(path, exact=True).memory
+
+
 def test_names_of_the_library_and_of_the_settings(tmp_path: Path) -> None:
     library = tmp_path / "library"
     library.mkdir()

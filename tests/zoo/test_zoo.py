@@ -35,7 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         capture_output=True,
         env=environment(),
         cwd=ROOT,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
@@ -47,7 +47,7 @@ def test_there_are_enough() -> None:
     assert len(ANIMALS) >= ANIMALS_MIN
 
 
-@pytest.mark.timeout(130)
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("name", ANIMALS)
 def test_a_broken_file_gets_one_line_that_says_why(seen: dict[str, Seen], name: str) -> None:
     animal, one = ANIMALS[name], seen[name]

@@ -4,12 +4,13 @@ No child outlives the supervisor: PR_SET_PDEATHSIG kills it with its parent, and
 control channel tells it if that could not be set. Should one do so all the same, the record of its
 run names it (run_record.py).
 
-defines: spawn, enter_child
+defines: spawn, enter_child, tell_failed
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -20,7 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .channel import Channel
+from ..errors import SublimateError
+from .channel import Channel, Failed
 from .rights import give_up_rights
 from .run_record import join_run
 
@@ -73,6 +75,12 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
     faulthandler.enable()  # a crash says where
     os.set_inheritable(control_fd, False)
     return Channel[Any].from_fd(control_fd, incoming)
+
+
+def tell_failed(control: Channel[Any], error: SublimateError) -> None:
+    """Last word of a child that ends for this, to who started it: the one who tells people."""
+    with contextlib.suppress(OSError):  # the supervisor may be gone
+        control.send(Failed(message=str(error)))
 
 
 def die_with_parent() -> None:

@@ -6,7 +6,6 @@ defines: main, EdgeProcess
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -18,7 +17,7 @@ import uvloop
 
 from .. import _core
 from ..control import channel
-from ..control.child import enter_child
+from ..control.child import enter_child, tell_failed
 from ..control.faults import open_faults
 from ..errors import ExitCode, ModelError, SublimateError
 from ..guard.engine_watch import Verdict
@@ -55,8 +54,7 @@ def main(routes: Routes) -> None:
     except SublimateError as error:
         LOG.error("%s", error)
         if isinstance(error, ModelError):
-            with contextlib.suppress(OSError):  # the supervisor may be gone
-                control.send(channel.Failed(message=str(error)))
+            tell_failed(control, error)
         sys.exit(error.exit_code)
 
 

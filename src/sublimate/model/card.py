@@ -115,7 +115,10 @@ def card_of(file: ModelFile, *, exact: bool = False, context_length: int = 0) ->
             f"Tensors of the types {names} are not supported. Take a file of another type, such as "
             f"{BETTER_TYPES}, or quantise the original anew."
         )
-    plan = _plan(header, exact, context_length, problems)
+    packed = header.packed
+    plan = _plan(header, exact or bool(packed and packed["exact"]), context_length, problems)
+    if plan is not None and packed is not None:
+        plan["weight_bytes"] = packed["weight_bytes"]
     tokenizer, template = _text_side(metadata, problems)
     return Card(
         name=file.name,
@@ -123,7 +126,7 @@ def card_of(file: ModelFile, *, exact: bool = False, context_length: int = 0) ->
         path=path,
         files=len(files_of(path).files) or header.parts,
         file_bytes=header.file_bytes,
-        format="safetensors" if in_folder else f"GGUF {header.version}",
+        format="safetensors" if in_folder else _format(header),
         architecture=_text(metadata.get("general.architecture", "")),
         parameters=sum(math.prod(shape) for _, _, shape, _ in tensors),
         sizes=_sizes(metadata, plan),
@@ -133,6 +136,12 @@ def card_of(file: ModelFile, *, exact: bool = False, context_length: int = 0) ->
         memory=_memory(plan),
         problems=problems,
     )
+
+
+def _format(header: _core.Gguf) -> str:
+    if header.packed is None:
+        return f"GGUF {header.version}"
+    return f"packed {header.packed['quantize']}".rstrip()
 
 
 def _plan(
