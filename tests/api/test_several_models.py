@@ -38,7 +38,10 @@ class Several:
         }
         self.on_demand = OnDemand(
             main=ModelPlace(name="tiny", path=write_tiny(folder / "tiny.gguf")),
-            more=tuple(ModelPlace(name=name, path=path) for name, path in paths.items()),
+            more=tuple(
+                ModelPlace(name=name, path=path, adapters=(f"{name}-adapter",))
+                for name, path in paths.items()
+            ),
             tell=self.told.append,
         )
         self.served: Served
@@ -165,6 +168,15 @@ def test_every_surface_waits(several: Several) -> None:
     several.taken("other")
 
 
+def test_an_adapter_waits_for_its_model(several: Several) -> None:
+    waiting = several.ask("third-adapter")
+    several.wanted("third")
+    server = several.served.server
+    several.served.call(lambda: server.models.failed("third", "load_failed", "No."))
+    reply = waiting.result(WAIT_SECONDS)
+    assert reply.status_code == 503 and reply.json()["finding"] == "No."
+
+
 def test_ollama_loads_and_unloads_without_a_prompt(several: Several) -> None:
     post = several.served.client.post
     with ThreadPoolExecutor(1) as pool:
@@ -228,6 +240,16 @@ def test_no_more_wait_than_may(tmp_path: Path) -> None:
         wait_until(lambda: several.ask().result(WAIT_SECONDS).status_code == 529)
         several.bring()
         assert [text_of(one.result(WAIT_SECONDS)) for one in waiting] == [ANSWER] * 2
+
+
+def test_a_server_that_ends_tells_who_waits(several: Several) -> None:
+    waiting = several.ask()
+    several.wanted("other")
+    server = several.served.server
+    several.served.call(lambda: server.drain(10.0, lambda: None))
+    reply = waiting.result(WAIT_SECONDS)
+    assert reply.status_code == 529 and "shutting down" in reply.text
+    several.taken("other")
 
 
 # ---- it leaves -----------------------------------------------------------------------------------
@@ -301,16 +323,18 @@ def test_all_are_listed_with_their_state(several: Several) -> None:
     assert several.ask().result(WAIT_SECONDS).status_code == 200
     client = several.served.client
     data = client.get("/v1/models").json()["data"]
-    states = {one["id"]: one["state"] for one in data}
+    states = {one["id"]: one["state"] for one in data if one["parent"] is None}
     named = {"tiny": "loaded", "other": "loaded", "third": "unloaded"}
     assert states == named | {f"claude-{name}": state for name, state in named.items()}
     other, third = data[2], data[4]
     assert (other["id"], other["memory_bytes"], other["max_tokens"]) == ("other", 1024, 4096)
     assert other["idle_seconds"] is not None and third["max_tokens"] is None
     tags = client.get("/api/tags").json()["models"]
-    assert [one["name"] for one in tags] == ["tiny:latest", "other:latest", "third:latest"]
+    names = [one["name"] for one in tags if "adapter" not in one["name"]]
+    assert names == ["tiny:latest", "other:latest", "third:latest"]
     running = client.get("/api/ps").json()["models"]
-    assert [one["name"] for one in running] == ["tiny:latest", "other:latest"]
+    assert [one["name"] for one in running][:2] == ["tiny:latest", "other:latest"]
+    assert not any("third" in one["name"] for one in running)
     shown = client.post("/api/show", json={"model": "third"})
     assert shown.status_code == 200 and shown.json()["model_info"]["general.name"] == "Tiny Test"
     assert several.told == [], "nothing was loaded for it"

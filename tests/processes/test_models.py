@@ -4,7 +4,7 @@ for."""
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,30 +83,48 @@ def scripted(tmp_path: Path, model: ModelFile) -> Iterator[Server]:
 
 
 def test_each_models_engines_are_its_own(scripted: Server) -> None:
-    """One is killed under load, and all are replaced: nothing of the other one is lost."""
+    """One model's are killed under load, and the edges replaced: nothing of the other is lost."""
     assert asked(scripted, "two").status_code == 200
     assert states(scripted) == {"one": "loaded", "two": "loaded"}
     engines = sorted(scripted.pids()["sublimate.engine"])
     assert len(engines) == 4, "two workers of two models"
     theirs = engines[2:]
-    answers: dict[str, httpx.Response] = {}
 
-    def ask(name: str) -> None:
-        answers[name] = asked(scripted, name, max_tokens=ANSWER_TOKENS)
+    def kill() -> None:
+        for engine in theirs:
+            os.kill(engine, signal.SIGKILL)
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: requests(scripted) == {"one": 1, "two": 1})
-    for engine in theirs:
-        os.kill(engine, signal.SIGKILL)
-    for thread in threads:
-        thread.join()
+    answers = while_both_answer(scripted, kill)
     assert answers["one"].status_code == 200
     assert answers["two"].status_code == 500 and "lost" in answers["two"].text
     wait_until(lambda: states(scripted)["two"] == "loaded", 20)
     assert asked(scripted, "two").status_code == 200
     assert not any(alive(engine) for engine in theirs)
+    before = scripted.pids()
+    answers = while_both_answer(scripted, lambda: scripted.signal(signal.SIGUSR2))
+    assert [answer.status_code for answer in answers.values()] == [200, 200]
+    assert scripted.event("reloaded")["failure"] == ""
+    after = scripted.pids()
+    assert after["sublimate.engine"] == before["sublimate.engine"]
+    assert not set(after["sublimate.edge"]) & set(before["sublimate.edge"])
+    assert asked(scripted, "two").status_code == 200
+
+
+def while_both_answer(server: Server, action: Callable[[], None]) -> dict[str, httpx.Response]:
+    """One long answer of each model, and the action in the middle of both."""
+    answers: dict[str, httpx.Response] = {}
+
+    def ask(name: str) -> None:
+        answers[name] = asked(server, name, max_tokens=ANSWER_TOKENS)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: requests(server) == {"one": 1, "two": 1})
+    action()
+    for thread in threads:
+        thread.join()
+    return answers
 
 
 def requests(server: Server) -> dict[str, int]:

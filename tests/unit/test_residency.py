@@ -11,6 +11,7 @@ from fake_fleet import WORKERS, Reporter, Running, launch, listeners, make, pref
 from sublimate.config import EngineSettings
 from sublimate.control import channel
 from sublimate.model.source import stamp
+from sublimate.supervisor import model_memory
 from sublimate.supervisor.launch import Launch, ModelLaunch
 from sublimate.supervisor.members import EngineMember
 
@@ -343,3 +344,55 @@ def test_a_reload_takes_out_what_is_served_otherwise_or_no_more(serve: Serve) ->
     served.want("second")
     load = served.running.child(served.fleet.engines_of("second")[0]).last(channel.Load)
     assert load.settings.threads == 1
+
+
+def test_a_long_answer_of_one_that_leaves_holds_up_nobody_who_has_room(serve: Serve) -> None:
+    served = serve(models("a", "b", "c", memory=2 * NEED + MIB))
+    served.use("b")
+    served.busy["b"] = 1
+    served.residency.stop("b")
+    served.turn()
+    assert served.states() == {"a": "here", "b": "leaving", "c": "absent"}
+    served.want("c")
+    assert served.states()["c"] == "absent" and served.here() == {"a"}, "b's memory is for it"
+    served.turn(10.0)
+    assert served.here() == {"a"}
+    served.finish()
+    assert served.states()["c"] == "coming"
+    served.come()
+    served.taken("c")
+    served.residency.stop("c")
+    served.turn()
+    other = serve(models("a", "b", "c"))
+    other.use("b")
+    other.residency.stop("b")
+    other.turn()
+    other.want("c")
+    assert other.states() == {"a": "here", "b": "leaving", "c": "coming"}
+
+
+def test_what_is_there_from_the_start_takes_nobodys_place(serve: Serve) -> None:
+    served = serve(models("first", "second", memory=NEED + MIB, preload=("second",)))
+    served.turn(10.0)
+    assert served.states() == {"first": "here", "second": "absent"}
+
+
+def test_the_main_model_comes_back_after_a_reload_that_changes_it(serve: Serve) -> None:
+    served = serve(models("first", "second"))
+    engine = msgspec.structs.replace(served.fleet.launch.settings.engine, threads=1)
+    settings = msgspec.structs.replace(served.fleet.launch.settings, engine=engine)
+    served.fleet.launch = msgspec.structs.replace(served.fleet.launch, settings=settings)
+    served.turn()
+    assert served.states()["first"] == "leaving"
+    served.finish()
+    assert served.states()["first"] == "coming", "though nobody has asked for it yet"
+
+
+@pytest.mark.parametrize(
+    ("limit", "weights", "parts", "room"),
+    [(1600, 100, 4, 200), (1600, 700, 2, 450), (1600, 350, 4, 312), (100, 200, 2, -50)],
+)
+def test_keys_and_values_leave_room_for_other_models(
+    limit: int, weights: int, parts: int, room: int
+) -> None:
+    assert model_memory._kv_room(limit, weights, parts) == room

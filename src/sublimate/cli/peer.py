@@ -46,8 +46,16 @@ class Model(msgspec.Struct):
     max_tokens: int
 
 
+class _Entry(msgspec.Struct):
+    """As it is told: without numbers before the model was loaded for the first time."""
+
+    id: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
 class _Models(msgspec.Struct):
-    data: list[Model]
+    data: list[_Entry]
 
 
 class Peer:
@@ -116,7 +124,8 @@ class Peer:
     def model(self) -> Model:
         """The served model with its effective limits. Raises PeerError."""
         try:
-            return msgspec.convert(self.json("/v1/models"), _Models).data[0]
+            first = msgspec.convert(self.json("/v1/models"), _Models).data[0]
+            return Model(first.id, first.max_input_tokens or 0, first.max_tokens or 0)
         except (msgspec.ValidationError, IndexError):
             raise PeerError(f"{self.url} lists no model as Sublimate does.") from None
 

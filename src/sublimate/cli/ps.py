@@ -30,6 +30,8 @@ class ModelLine(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     requests: int
     idle_seconds: float | None = None
+    parent: str | None = None
+    """Of an adapter: its model, which is what is in memory."""
 
 
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +92,7 @@ def row_of(peer: Peer) -> ServerRow:
 def _models_of(peer: Peer) -> tuple[ModelLine, ...]:
     """Each under its own name. Raises PeerError."""
     listed = msgspec.convert(peer.json("/v1/models?limit=1000"), _Listed).data
-    return tuple(one for one in listed if not one.id.startswith(VENDOR_PREFIX))
+    return tuple(one for one in listed if not (one.parent or one.id.startswith(VENDOR_PREFIX)))
 
 
 def table_of(rows: list[ServerRow]) -> Table:

@@ -504,6 +504,7 @@ class EdgeServer:
             self._hand_over(seconds)
             return
         self.draining = True
+        self.models.refuse(self.draining_error)
         for part in self._parts.values():
             part.drain()
         if self._drain_timer is not None:
@@ -537,6 +538,7 @@ class EdgeServer:
 
     def _end_answers(self) -> None:
         self.draining = True
+        self.models.refuse(self.draining_error)
         for answer in list(self._answers):
             answer.abort(self.draining_error(), "draining")
 

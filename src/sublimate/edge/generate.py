@@ -157,10 +157,9 @@ def _hand_over(
     ticket = engine.submit(submission, answer, server.settings.queue_max)
     exchange.request.body = b""
     key = exchange.wire.connection_key
-    owner = exchange.tenant_key
-    if served.adapter:
-        owner += served.name.encode()
-    answer.use = server.kernel.begin(key, owner, prompt.ids, worker=engine.worker)
+    answer.use = server.kernel.begin(
+        key, server.models.owner_of(served, exchange.tenant_key), prompt.ids, worker=engine.worker
+    )
     server.stories.submitted(answer, engine.trace, ticket, submission)
     server.answer_begun(answer)
     if server.relief is not None:

@@ -69,6 +69,8 @@ class Loading:
         self._arrivals: dict[Served, dict[int, Callable[[], None]]] = {}
         """Engines that came before the text, by number."""
         self._used: dict[Served, float] = {}
+        self._refusal: Callable[[], ApiError] | None = None
+        """Why nobody waits any more."""
 
     # ---- requests ------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -99,6 +101,8 @@ class Loading:
         served.failure = None
         self.read(served)
         while not self._is_there(served, error.needs_engine):
+            if self._refusal is not None:
+                raise self._refusal()
             if served.failure is not None:
                 raise _failed(served)
             if error.needs_engine and not served.links and served not in self._wanted:
@@ -195,6 +199,12 @@ class Loading:
     def stop(self, served: Served) -> None:
         """Somebody wants its memory for something else."""
         self._tell(channel.ModelStop(model=served.name))
+
+    def refuse(self, why: Callable[[], ApiError]) -> None:
+        """The server ends: whoever waits, and whoever would, is told so."""
+        self._refusal = why
+        for served in list(self._sleepers):
+            self._wake(served)
 
     def close(self) -> None:
         """The server ends."""

@@ -130,6 +130,16 @@ class Models:
                     waits.enter_context(self.loading.waits(error.served))
                     await self.loading.come(error)
 
+    def refuse(self, why: Callable[[], ApiError]) -> None:
+        """Nobody waits for a model any more."""
+        if self.loading is not None:
+            self.loading.refuse(why)
+
+    def owner_of(self, served: Served, owner: bytes) -> bytes:
+        """Whose prompts of that model, or of it with that adapter, these are: what another one has
+        read is of no use to it."""
+        return owner if served is self.main else owner + served.name.encode()
+
     def failed(self, name: str, reason: str, message: str) -> None:
         """That model could not be loaded."""
         if self.loading is not None:

@@ -36,7 +36,7 @@ class NotLoadedError(Exception):
 
     def __init__(self, served: Served, *, needs_engine: bool) -> None:
         super().__init__(served.name)
-        self.served = served
+        self.served = served.whole
         self.needs_engine = needs_engine
 
 
@@ -85,6 +85,11 @@ class Served:
         self._created_seconds = 0
         if text is not None:
             self.take_text(text)
+
+    @property
+    def whole(self) -> Served:
+        """The model that is loaded for this one."""
+        return self
 
     # ---- its text ------------------------------------------------------------------------------
     @property
@@ -220,6 +225,10 @@ class Adapted(Served):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
+
+    @property
+    def whole(self) -> Served:
+        return self.base
 
     @property
     def text(self) -> TextModel:

@@ -50,7 +50,7 @@ class EngineLoads:
             prefix_secret=self._prefix_secret,
             cpus=share.cpus,
             engines=len(self._shares),
-            kv_parts=kv_parts(fleet, launch, len(self._shares)),
+            kv_parts=kv_parts(fleet, launch),
             measured=self._measured.get((launch.model_name, engine.worker)),
             remembers=str(data_folder(launch.settings.edge)),
         )

@@ -18,6 +18,8 @@ MEMORY_SHARE_OF_LIMIT = 2
 """Without a limit of one's own: half of the machine's memory."""
 MEMORY_SHARE_OF_KV = 4
 """As core/model/model.cpp has it: a quarter of memory at most, for the engines that share it."""
+SLACK = 16
+"""Of the limit that share is left: packed weights are not quite what the file is."""
 MODELS_AT_ONCE = 4
 """So many are to have room beside each other, whatever their number."""
 
@@ -31,21 +33,27 @@ def limit_bytes(fleet: Launch) -> int:
     return fleet.settings.server.models_memory or _memory_bytes() // MEMORY_SHARE_OF_LIMIT
 
 
-def kv_parts(fleet: Launch, launch: Launch, workers: int) -> int:
+def kv_parts(fleet: Launch, launch: Launch) -> int:
     """Into how many parts the memory for keys and values falls, beyond the workers, so that several
     models have room, and this one beside its weights.
 
     fleet: of who is added now; launch: of engines of one model.
     """
-    if workers < 1:
-        raise ValueError("there is a worker")
     if not fleet.loads:
         return 1
     parts = min(len(fleet.names), MODELS_AT_ONCE)
-    room = limit_bytes(fleet) - launch.model_bytes
+    room = _kv_room(limit_bytes(fleet), launch.model_bytes, parts)
     if room <= 0:
         return parts
     return max(parts, -(-_memory_bytes() // (MEMORY_SHARE_OF_KV * room)))
+
+
+def _kv_room(limit: int, weights: int, parts: int) -> int:
+    """Bytes for keys and values of one model, so that as many such models fit into the limit; if
+    its weights are too many for that, a part of what they leave."""
+    shared = limit // parts - limit // SLACK - weights
+    alone = (limit - weights) // parts
+    return shared if shared >= alone // 2 else alone
 
 
 def estimated_bytes(fleet: Launch, launch: Launch, workers: int) -> int:
@@ -53,8 +61,7 @@ def estimated_bytes(fleet: Launch, launch: Launch, workers: int) -> int:
     for all, for then it is tried alone."""
     kv_bytes = launch.settings.engine.kv_memory * workers
     if not kv_bytes:
-        parts = kv_parts(fleet, launch, workers)
-        kv_bytes = _memory_bytes() // (MEMORY_SHARE_OF_KV * parts)
+        kv_bytes = _memory_bytes() // (MEMORY_SHARE_OF_KV * kv_parts(fleet, launch))
     return min(limit_bytes(fleet), launch.model_bytes + kv_bytes)
 
 

@@ -151,12 +151,15 @@ class Residency:
                     self._residents[one.name].wanted_by[START] = now
         if not launch.loads:
             self._residents[launch.model_name].wanted_by[START] = now  # it alone, and always
+        stays = {launch.model_name, *(one.name for one in launch.more if one.preload)}
         for resident in self._residents.values():
             wanted = launch.of(resident.name)
             is_here = resident.state in ("coming", "here")
             if is_here and (wanted is None or self._is_other(resident, wanted)):
                 resident.need_bytes = 0
                 self._leave(resident, now, "its settings are others now")
+                if resident.name in stays:
+                    resident.wanted_by[START] = now
 
     def _is_other(self, resident: _Resident, launch: Launch) -> bool:
         return any(launch.loads_otherwise(engine.launch) for engine in resident.engines)
@@ -293,10 +296,10 @@ class Residency:
         """The one that has been wanted for longest, once there is room; one at a time."""
         residents = self._residents.values()
         wanted = [one for one in residents if one.wanted_by and one.state == "absent"]
-        is_busy = any(one.state in ("coming", "leaving") for one in residents)
+        if any(one.state in ("coming", "leaving") for one in residents):
+            self._look_at(now + LOOK_SECONDS)
+        is_busy = any(one.state == "coming" for one in residents)
         if not wanted or is_busy or not self._fleet.was_ready:
-            if is_busy:
-                self._look_at(now + LOOK_SECONDS)
             return
         next_one = min(wanted, key=lambda one: one.wanted_seconds)
         launch = self._fleet.launch.of(next_one.name)
@@ -305,9 +308,15 @@ class Residency:
             return
         fleet = self._fleet
         need = next_one.need_bytes or estimated_bytes(fleet.launch, launch, fleet.workers)
+        room = limit_bytes(fleet.launch) - need
         taken = sum(one.need_bytes for one in residents if one.state != "absent")
-        if taken + need <= limit_bytes(fleet.launch) or not taken:
+        stays = sum(one.need_bytes for one in residents if one.state == "here")
+        if taken <= max(room, 0):
             self._begin(next_one, now)
+        elif stays <= max(room, 0):
+            pass  # those that leave have it
+        elif set(next_one.wanted_by) == {START}:
+            next_one.wanted_by.clear()  # nobody waits for it
         else:
             self._make_room(next_one, now)
 
