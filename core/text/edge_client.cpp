@@ -211,7 +211,8 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
 
     Stream& stream = *streams_[slot];
     if (request.format == StreamFormat::raw) {
-        if (!request.stop_strings.empty()) return ClientStatus::stop_without_text;
+        if (!request.stop_strings.empty() || !request.turn_ends.empty())
+            return ClientStatus::stop_without_text;
         if (request.blocks != nullptr) return ClientStatus::bad_blocks;
     } else {
         if (vocabulary_ == nullptr) return ClientStatus::no_vocabulary;
@@ -225,7 +226,9 @@ ClientStatus EdgeClient::submit(int32_t slot, int32_t generation, const StreamRe
                                                        : header.prompt_length,
                               request.chunked,
                               request.blocks,
-                              &signer_};
+                              &signer_,
+                              request.turn_ends,
+                              request.drops_space};
         if (stream.text.start(settings, vocabulary_) != StopStatus::ok)
             return ClientStatus::bad_stop_strings;
     }

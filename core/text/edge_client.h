@@ -97,6 +97,8 @@ struct StreamRequest {
     int64_t input_tokens = 0; // for usage; 0: the prompt length of the record
     bool chunked = false;     // framed: the frames of a poll are one HTTP/1.1 chunk
     std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is one text
+    std::span<const std::string> turn_ends = {};         // as for TextSettings, and the next
+    bool drops_space = false;
 };
 
 struct StreamProgress {

@@ -19,24 +19,32 @@ void StopMatcher::find_borders(Pattern& pattern) {
     }
 }
 
-StopStatus StopMatcher::set(std::span<const std::string> strings) {
+StopStatus StopMatcher::set(std::span<const std::string> strings,
+                            std::span<const std::string> more) {
     count_ = 0;
     reset();
     std::memset(begins_, 0, sizeof begins_);
-    if (strings.size() > size_t{limits::STOP_STRINGS_MAX}) return StopStatus::too_many;
-    for (const std::string& string : strings) {
-        if (string.empty()) return StopStatus::empty_string;
-        if (string.size() > size_t{limits::STOP_STRING_BYTES_MAX}) return StopStatus::too_long;
+    if (strings.size() > size_t{limits::STOP_STRINGS_MAX} ||
+        more.size() > size_t{limits::TURN_ENDS_MAX})
+        return StopStatus::too_many;
+    for (std::span<const std::string> list : {strings, more}) {
+        for (const std::string& string : list) {
+            if (string.empty()) return StopStatus::empty_string;
+            if (string.size() > size_t{limits::STOP_STRING_BYTES_MAX}) return StopStatus::too_long;
+        }
     }
-    for (const std::string& string : strings) {
-        Pattern& pattern = patterns_[count_++];
-        pattern.length = static_cast<int32_t>(string.size());
-        pattern.matched = 0;
-        std::memcpy(pattern.bytes, string.data(), string.size());
-        find_borders(pattern);
-        begins_[pattern.bytes[0]] = true;
-    }
+    for (const std::string& string : strings) add(string);
+    for (const std::string& string : more) add(string);
     return StopStatus::ok;
+}
+
+void StopMatcher::add(const std::string& string) {
+    Pattern& pattern = patterns_[count_++];
+    pattern.length = static_cast<int32_t>(string.size());
+    pattern.matched = 0;
+    std::memcpy(pattern.bytes, string.data(), string.size());
+    find_borders(pattern);
+    begins_[pattern.bytes[0]] = true;
 }
 
 void StopMatcher::reset() {

@@ -17,7 +17,7 @@ enum class StopStatus : int32_t { ok = 0, too_many, empty_string, too_long };
 
 // One Knuth-Morris-Pratt automaton per string (SIAM J. Comput. 6, 1977): amortised constant work
 // per byte and string, no allocation, and the partial match of each string is known at any time.
-// With at most 8 strings this costs less than building one combined automaton for each request.
+// With so few strings this costs less than building one combined automaton for each request.
 //
 // Rule: the match that ends first wins. Of several that end at the same byte the longest wins,
 // because whatever is shown must not contain a part of any match; of equal strings the first in the
@@ -29,8 +29,9 @@ public:
         size_t end = 0;     // position in the fed bytes behind the match
     };
 
-    // Replaces all strings and resets. On an error no string is set.
-    StopStatus set(std::span<const std::string> strings);
+    // Replaces all strings and resets; those of `more` are numbered behind the others. On an error
+    // no string is set.
+    StopStatus set(std::span<const std::string> strings, std::span<const std::string> more = {});
     void reset();
 
     // Goes on with `text`, up to the end of the first match. After a match: reset before feeding
@@ -51,10 +52,11 @@ private:
         uint8_t borders[limits::STOP_STRING_BYTES_MAX]; // longest proper border of bytes[0..i]
     };
 
+    void add(const std::string& string);
     static bool advance(Pattern& pattern, uint8_t byte);
     static void find_borders(Pattern& pattern);
 
-    Pattern patterns_[limits::STOP_STRINGS_MAX] = {};
+    Pattern patterns_[limits::STOP_STRINGS_MAX + limits::TURN_ENDS_MAX] = {};
     int32_t count_ = 0;
     bool partial_ = false;            // some pattern has matched > 0
     bool begins_[UINT8_MAX + 1] = {}; // a pattern begins with this byte

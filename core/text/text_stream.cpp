@@ -116,7 +116,9 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
         splitter_.start(blocks_.get());
         signer_ = settings.signer != nullptr ? *settings.signer : Signer("");
     }
-    return matcher_.set(settings.stop_strings);
+    client_stops_ = static_cast<int32_t>(settings.stop_strings.size());
+    drops_space_ = settings.drops_space;
+    return matcher_.set(settings.stop_strings, settings.turn_ends);
 }
 
 const EventWriter& TextStream::writer() const {
@@ -142,6 +144,10 @@ void TextStream::admit(int64_t cached_tokens) {
 
 // Looks for stop strings in what was appended to text_ from `at` on.
 void TextStream::match_from(size_t at) {
+    if (drops_space_ && text_.size() > at) {
+        drops_space_ = false;
+        if (text_[at] == ' ') text_.erase(at, 1);
+    }
     if (matcher_.count() == 0) return;
     StopMatcher::Match match = matcher_.feed(std::string_view(text_).substr(at));
     if (match.index < 0) return;
@@ -149,6 +155,10 @@ void TextStream::match_from(size_t at) {
     size_t length = matcher_.string(match.index).size();
     CHECK_BECAUSE(length <= end, "the beginning of a match was shown");
     text_.resize(end - length);
+    if (match.index >= client_stops_) {
+        reason_ = calls_ > 0 ? StopReason::tool_use : StopReason::end_turn;
+        return;
+    }
     stop_index_ = match.index;
     reason_ = StopReason::stop_sequence;
 }

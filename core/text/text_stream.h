@@ -67,6 +67,11 @@ struct TextSettings {
     bool chunked = false;     // framed: what collect returns is one chunk of an HTTP/1.1 body
     std::shared_ptr<const BlockFormat> blocks = nullptr; // null: the answer is text
     const Signer* signer = nullptr;                      // of thinking; null: one without a key
+    // Of a template that marks turns by plain words: strings with which the next turn begins, so
+    // that they end this one as its stop token would. `drops_space`: the answer's first character
+    // is the template's, if it is a space.
+    std::span<const std::string> turn_ends = {};
+    bool drops_space = false;
 };
 
 // Call order: start, then per poll: begin, [admit], push*, [finish], collect. The buffers keep
@@ -137,6 +142,8 @@ private:
     StreamFormat format_ = StreamFormat::sse;
     StopReason reason_ = StopReason::none;
     int32_t stop_index_ = -1;
+    int32_t client_stops_ = 0; // stop strings from here on are the template's
+    bool drops_space_ = false; // of an answer that has not begun
     bool chunked_ = false;
     bool admitted_ = false;
     bool end_written_ = false;

@@ -473,6 +473,8 @@ class EdgeClient:
         *,
         format: str,
         stop_strings: Sequence[str] = (),
+        turn_ends: Sequence[str] = (),
+        drops_space: bool = False,
         message_id: str = "",
         model: str = "",
         input_tokens: int = 0,
@@ -483,7 +485,9 @@ class EdgeClient:
         Messages API's stream, as server-sent events or as binary frames), "blocks" (pieces),
         "text" (all at the end), "raw" (token ids, no text; the only one for score requests).
         input_tokens is for usage, 0: the record's prompt length. chunked: the frames of an event
-        are one chunk of an HTTP/1.1 body. blocks: None, the answer is one text. After submit the
+        are one chunk of an HTTP/1.1 body. turn_ends: strings that end the turn as a stop token
+        does; drops_space: a space that begins the answer is not shown. blocks: None, the answer is
+        one text. After submit the
         view must not be written. Raises ValueError, and keeps the slot, if the slot is not held,
         the header does not fit it, the stop strings are too many, too long or empty, or a block
         format is given for "raw"; CoreError if the engine broke the ring."""

@@ -91,6 +91,9 @@ static void test_stop_matcher_equals_its_twin() {
 static void test_stop_matcher_limits() {
     StopMatcher matcher;
     EXPECT(matcher.set(Strings(limits::STOP_STRINGS_MAX + 1, "a")) == StopStatus::too_many);
+    EXPECT(matcher.set({}, Strings(limits::TURN_ENDS_MAX + 1, "a")) == StopStatus::too_many);
+    EXPECT(matcher.set(Strings{"b"}, Strings{"ab"}) == StopStatus::ok);
+    EXPECT_EQUAL(matcher.feed("xab").index, 1);
     EXPECT(matcher.set(Strings{"a", ""}) == StopStatus::empty_string);
     EXPECT(matcher.set(Strings{std::string(limits::STOP_STRING_BYTES_MAX + 1, 'a')}) ==
            StopStatus::too_long);

@@ -33,6 +33,8 @@ class Stream:
         blocks: _core.BlockFormat | None = None,
         key: bytes = b"key",
         chunked: bool = False,
+        turn_ends: Sequence[str] = (),
+        drops_space: bool = False,
     ) -> None:
         self.loop = ring.LoopTwin(REGION)
         vocabulary = _core.Vocabulary(tokens)
@@ -44,6 +46,7 @@ class Stream:
         self.client.submit(
             self.slot, self.generation, 7, format=form, stop_strings=stops, message_id='m"1',
             model="a\\b\n", input_tokens=PROMPT_TOKENS, blocks=blocks, chunked=chunked,
+            turn_ends=turn_ends, drops_space=drops_space,
         )  # fmt: skip
         assert self.loop.submission_pop() == self.slot
         self.data = b""
@@ -431,3 +434,50 @@ def test_vocabulary_decodes_and_is_bounded() -> None:
     assert vocabulary.decode([2, 0, 1, 0, -1, 3]) == b"\xffabab"
     with pytest.raises(_core.CoreError):
         _core.Vocabulary([b"x" * (_core.LIMITS["TOKEN_BYTES_MAX"] + 1)])
+
+
+@pytest.mark.parametrize("form", ["sse", "text"])
+@pytest.mark.parametrize("space", [b" ", b""])
+def test_a_template_of_plain_words_ends_a_turn_where_the_next_begins(
+    form: str, space: bytes
+) -> None:
+    """As its stop token would: no stop sequence of the client, and nothing of it is shown."""
+    tokens = [space + b"Hi, \n", b"\nuser", b": and", b"\n", b"x"]
+    stream = Stream(tokens, ["x"], form=form, turn_ends=["\n\nuser:"], drops_space=True)
+    for token in range(3):
+        stream.push(stream.token(token))
+    events = stream.poll()
+    assert events[-1].finished and events[-1].stop_reason == "end_turn"
+    assert events[-1].stop_sequence is None and events[-1].output_tokens == 3
+    if form == "text":
+        assert events[-1].text == "Hi, "
+    else:
+        stream.data += events[-1].data
+        content = [frame for frame in twin.parse_frames(stream.data) if "delta" in frame]
+        assert content[0]["delta"]["text"] == "Hi, "
+        assert content[-1]["delta"]["stop_reason"] == "end_turn"
+        assert content[-1]["delta"]["stop_sequence"] is None
+    client_stop = Stream(tokens, ["x"], form="text", turn_ends=["\n\nuser:"], drops_space=True)
+    client_stop.push(*[client_stop.token(each) for each in (0, 3, 4)])
+    (event,) = client_stop.poll()
+    assert event.stop_reason == "stop_sequence" and event.stop_sequence == "x"
+    assert event.text == "Hi, \n\n"
+
+
+def test_only_a_space_that_begins_an_answer_is_the_templates() -> None:
+    stream = Stream([b"  a b", b" c"], form="text", drops_space=True)
+    stream.push(stream.token(0), stream.token(1, ring.BUDGET))
+    (event,) = stream.poll()
+    assert event.text == " a b c"
+
+
+@pytest.mark.parametrize("ends", [["a"] * 3, [""], ["a" * 257]])
+def test_ends_of_turns_are_few_and_short(ends: list[str]) -> None:
+    client = _core.EdgeClient(REGION, _core.Vocabulary([b"a"]))
+    lease = client.acquire(100)
+    assert lease is not None
+    slot, generation, view = lease
+    Stream.fields(view, prompt_length=1, token_budget=9, logprobs=-1)
+    with pytest.raises(ValueError, match="stop strings"):
+        client.submit(slot, generation, 1, format="sse", turn_ends=ends)
+    client.discard(slot, generation)

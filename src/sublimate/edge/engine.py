@@ -70,6 +70,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool = False
     blocks: _core.BlockFormat | None = None
     """How the answer falls into blocks (blocks.py); None: it is one text."""
+    turn_ends: tuple[str, ...] = ()
+    """Strings with which the template would begin the next turn."""
+    drops_space: bool = False
+    """The template ends in the middle of a line, so that the answer begins with a space."""
     constraint: Constraint | None = None
     """What the answer is held to."""
     adapter: int = 0
@@ -172,6 +176,8 @@ class EngineLink:
                     key,
                     format=request.format,
                     stop_strings=request.sampling.stop_sequences,
+                    turn_ends=request.turn_ends,
+                    drops_space=request.drops_space,
                     message_id=request.message_id,
                     model=request.model_name,
                     input_tokens=len(request.ids),

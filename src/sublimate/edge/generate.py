@@ -150,6 +150,8 @@ def _hand_over(
         model_name=prompt.generation.model_name,
         chunked=exchange.chunked,
         blocks=blocks,
+        turn_ends=() if prompt.generation.raw_prompt else served.text.template.turn_ends,
+        drops_space=_drops_space(served.text, prompt),
         constraint=prompt.constraint,
         adapter=served.adapter,
         thinking_tokens=thinking_limit(prompt.generation.thinking, room),
@@ -167,6 +169,12 @@ def _hand_over(
     if surface.begun is not None:
         surface.begun(server, answer)
     answer.begin(engine, ticket)
+
+
+def _drops_space(model: TextModel, prompt: Prompt) -> bool:
+    generation = prompt.generation
+    begins = not generation.raw_prompt and not is_continued(generation.turns)
+    return begins and bool(model.template.turn_ends)
 
 
 def _blocks(model: TextModel, prompt: Prompt) -> BlockFormat | None:

@@ -123,6 +123,10 @@ PLAIN = (
 )
 
 
+PLAIN_ENDS = ("\n\nuser:", "\n\nassistant:")
+"""A model without control tokens has no other way to end its turn than to begin the next."""
+
+
 class ChatTemplate:
     """One model's template. `render` may be called from several threads."""
 
@@ -143,6 +147,8 @@ class ChatTemplate:
         chatml = {"<|im_start|>", "<|im_end|>"} <= set(self._special)
         self._fallback_source = CHATML if chatml else PLAIN
         self._source = source or self._fallback_source
+        self.turn_ends = PLAIN_ENDS if self._source == PLAIN else ()
+        """What ends a turn, where the template marks turns by plain words."""
         self._environment = _environment(self._source, self._fallback_source)
         self._escape = Escape(self._special)
         self.tool_format = choose_tool_format(source, self._special, tool_format)
