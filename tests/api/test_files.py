@@ -1,6 +1,7 @@
 """Files over the wire: by the official SDK, by httpx and by raw sockets; and named in messages."""
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import anthropic
 import httpx
 import pytest
 
-from harness import Served, body, exchange_bytes, http_post, serve, wait_until
+from harness import Served, body, exchange_bytes, http_post, read_reply, serve, wait_until
+from sublimate.api.files import upload as upload_module
+from sublimate.api.folder import lock_folder
 from sublimate.config import EdgeSettings
 from sublimate.edge.limits import HttpLimits
 from sublimate.keys import KeyLimits, add_key
@@ -227,3 +230,26 @@ def test_memory_is_flat_for_a_large_body(tmp_path: Path) -> None:
             highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert reply.status == 200 and reply.json["size_bytes"] == size
         assert highest < 8 * MIB // 1024  # KiB
+
+
+def test_a_piece_that_found_no_store_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when one edge takes over from another: what failed is told, and no fault of the form's."""
+    monkeypatch.setattr(upload_module, "TAKE_OVER_SECONDS", 0.0)
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc\r\n--b--'
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(form)}\r\n"
+        "content-type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as served:
+        lock = lock_folder(tmp_path / "files")
+        with served.connect() as sock:
+            sock.sendall(head.encode() + form[:20])
+            wait_until(lambda: bool(served.server._parts))
+            time.sleep(0.1)
+            os.close(lock)
+            sock.sendall(form[20:])
+            reply = read_reply(sock)
+        assert reply.status == 503 and b"data folder" in reply.body
+        assert served.client.post(PATH, files={"file": ("a", b"abc")}).status_code == 200

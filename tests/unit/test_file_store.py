@@ -1,6 +1,7 @@
 """The store of uploaded files alone: what a kill, a limit or another process leaves of it."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,11 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         opened(tmp_path)
     store.close()
     opened(tmp_path).close()
+
+
+def test_a_folder_that_is_being_left_is_waited_for(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    leaving = threading.Timer(0.1, store.close)
+    leaving.start()
+    FileStore(tmp_path, file_bytes_max=1, owner_bytes_max=1, wait_seconds=20.0).close()
+    leaving.join()

@@ -77,14 +77,21 @@ class Incoming:
 class FileStore:
     """All methods on one thread. Raises sqlite3.Error and OSError if the disk does."""
 
-    def __init__(self, folder: Path, *, file_bytes_max: int, owner_bytes_max: int) -> None:
-        """Raises ApiError if another process has the folder."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        file_bytes_max: int,
+        owner_bytes_max: int,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        """Raises ApiError if another process has the folder and keeps it for `wait_seconds`."""
         self._file_bytes_max = file_bytes_max
         self._owner_bytes_max = owner_bytes_max
         self._incoming: dict[str, Incoming] = {}
         self._incoming_bytes: Counter[bytes] = Counter()
         """By owner: written, without a row yet."""
-        self._lock = lock_folder(folder)
+        self._lock = lock_folder(folder, wait_seconds)
         try:
             self._content = folder / CONTENT
             self._content.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)

@@ -44,6 +44,10 @@ MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.
 UNKNOWN_TYPE = "application/octet-stream"
 
 
+TAKE_OVER_SECONDS = 3.0
+"""In which an edge that leaves gives the folder to the one that comes."""
+
+
 class Files:
     """Part of one server. On the event loop's thread, but for what the store's thread runs."""
 
@@ -53,6 +57,7 @@ class Files:
         self._thread = ThreadPoolExecutor(1, "files")
         self._store: FileStore | None = None
         """Of the store's thread."""
+        self._wait_until = time.monotonic() + TAKE_OVER_SECONDS
         self.is_closed = False
 
     def submit(self, action: Callable[[FileStore], Result]) -> Future[Result]:
@@ -78,6 +83,7 @@ class Files:
                     self._folder,
                     file_bytes_max=most.file_bytes_max,
                     owner_bytes_max=most.files_bytes_max,
+                    wait_seconds=max(0.0, self._wait_until - time.monotonic()),
                 )
             return action(self._store)
         except (OSError, sqlite3.Error):
@@ -152,7 +158,9 @@ class Upload:
         if self._is_closed:
             return True
         self._waiting_bytes += len(data)
-        self._files.submit(lambda store: self._take(store, data)).add_done_callback(
+        taken = self._files.submit(lambda store: self._take(store, data))
+        taken.add_done_callback(self._lost)
+        taken.add_done_callback(
             lambda done: self._loop.call_soon_threadsafe(self._taken, len(data))
         )
         self._is_paused = self._waiting_bytes > WAITING_BYTES_MAX
@@ -174,6 +182,12 @@ class Upload:
     async def kept(self) -> StoredFile:
         """The file, once all of the body is on the disk. Raises ApiError."""
         return await self._files.stored(self._keep)
+
+    def _lost(self, taken: Future[None]) -> None:
+        # A piece for which there was no store is missing, though there may be one for the next.
+        error = taken.exception()
+        if error is not None and self._error is None:
+            self._error = error if isinstance(error, ApiError) else ApiError("data_unavailable")
 
     # ---- the store's thread --------------------------------------------------------------------
     def _take(self, store: FileStore, data: bytes) -> None:
