@@ -1,5 +1,6 @@
 """A POST with an idempotency key is run once: repeats get its answer, whole or as a stream."""
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from harness import Served, body, exchange_bytes, http_post, serve, wait_until
 from sublimate.edge import limits
 from sublimate.edge.coding import FRAMES_TYPE
 from sublimate.edge.errors import ApiError
+from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.idempotency import Outcomes
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 from sublimate.wire.frames import FrameDecoder, event_json, message_json
@@ -221,6 +223,26 @@ def test_bytes_number_and_age_are_bounded(slow: Served, monkeypatch: pytest.Monk
     monkeypatch.undo()
     monkeypatch.setattr(limits, "OUTCOME_SECONDS", 0.0)
     assert ask(slow, "old").json()["id"] != ask(slow, "old").json()["id"]
+
+
+def test_what_is_kept_holds_no_request(slow: Served) -> None:
+    """Neither whole answers and streams, nor errors, with where they were raised."""
+
+    def at_work() -> int:
+        gc.collect()
+        return sum(isinstance(one, Request | Exchange) for one in gc.get_objects())
+
+    def pieces(key: bytes) -> list[bytes]:
+        outcomes = slow.server.part(Outcomes)
+        return next(mine[key]._content for mine in outcomes._known.values() if key in mine)
+
+    before = at_work()
+    for number in range(10):
+        assert ask(slow, f"whole-{number}").status_code == 200
+        assert ask(slow, f"stream-{number}", "count", stream=True).status_code == 200
+        assert ask(slow, f"wrong-{number}", max_tokens=-1).status_code == 400
+    assert at_work() <= before + 2
+    assert len(slow.call(lambda: pieces(b"stream-9"))) == 1
 
 
 def test_http_1_0_gets_it_unframed(slow: Served) -> None:

@@ -23,7 +23,7 @@ from sublimate.config import EdgeSettings
 from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 from sublimate.edge.quic.listener import _secret_of
-from sublimate.edge.quic.transport import reset_token
+from sublimate.edge.quic.transport import REQUEST_STREAM_MASK, reset_token
 
 COUNT = {"stream": True, "max_tokens": 4000, "seed": 1}
 
@@ -177,6 +177,35 @@ def test_doubts_about_a_head_are_refused(client: Client) -> None:
     client.h3.send_headers(stream_id, [*head, (b":path", b"/livez"), *keys], True)
     client.run(lambda: client.answers[stream_id].is_complete)
     assert client.answers[stream_id].status == 400
+
+
+def test_cancelled_streams_leave_nothing_on_a_connection_that_goes_on(
+    served: Served, client: Client
+) -> None:
+    data = msgspec.json.encode(body("count", **COUNT))
+    streams: list[int] = []
+    for _ in range(20):
+        stream = client.begin("POST", "/v1/messages", data)
+        client.send()
+        client.quic.stop_stream(stream, ErrorCode.H3_REQUEST_CANCELLED)
+        client.run(lambda one=client.answers[stream]: one.is_over)
+        streams.append(stream)
+    assert any(not client.answers[one].is_complete for one in streams)
+    size = str(limits.MIB * 33)
+    large = client.begin("POST", "/v1/messages", b" ", is_end=False, content_length=size)
+    client.run(lambda: client.answers[large].is_complete)
+    wait_until(served.idle)
+    assert client.ask("GET", "/livez").status == 200
+    quic = served.server._quic
+    assert quic is not None
+    (connection,) = quic._labels
+
+    def kept() -> set[int]:
+        streams = (connection._streams, connection._dropped, connection.messages._stream)
+        return {one for known in streams for one in known if not one & REQUEST_STREAM_MASK}
+
+    # Its client acknowledges with what it sends next.
+    wait_until(lambda: client.ask("GET", "/livez").status == 200 and not served.call(kept))
 
 
 def test_a_reset_cancels_and_a_storm_of_them_ends_the_connection(

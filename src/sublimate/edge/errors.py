@@ -390,6 +390,13 @@ class ApiError(Exception):
         self.retry_after_seconds = seconds
         return self
 
+    def bare(self) -> ApiError:
+        """The same to keep: without where it was raised, which holds all that was at work there,
+        the request and its body too."""
+        kept = ApiError.__new__(ApiError, *self.args)
+        kept.__dict__.update(self.__dict__)
+        return kept
+
     def headers(self) -> list[tuple[str, str]]:
         headers: list[tuple[str, str]] = []
         if self.retry_after_seconds is not None:

@@ -77,7 +77,7 @@ class _Making(Exchange):
 
     def fail(self, error: ApiError) -> None:
         if not self.answered:
-            self._outcome.error = error
+            self._outcome.error = error.bare()
         super().fail(error)
 
 
@@ -259,6 +259,8 @@ class Outcome:
             raise RuntimeError("an answer ends once")
         self.is_complete = True
         self._readers.clear()
+        # Thousands of small pieces take more than what is in them.
+        self._content = [b"".join(self._content)]
         is_lasting = not exchange.error_code or exchange.status in LASTING
         if not is_lasting or (self._is_stream and exchange.error_code):
             self._store.drop(self)

@@ -157,6 +157,9 @@ class Http3Connection:
     def _take_events(self) -> None:
         while (event := self.transport.next_event()) is not None:
             self._on_event(event)
+        # Of a stream that has ended nothing more comes, and no event says so again.
+        if self._dropped:
+            self._dropped = set(filter(self.transport.is_receiving, self._dropped))
 
     def transmit_soon(self) -> None:
         """When this turn of the loop is over, with what else was written in it."""
@@ -241,6 +244,9 @@ class Http3Connection:
     def _begin(self, stream_id: int) -> bool:
         """The first byte of a request. False: it is not taken."""
         self._last_stream_id = max(self._last_stream_id, stream_id)
+        if not self.transport.is_wanted(stream_id):  # datagrams may overtake each other
+            self._drop(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            return False
         kept = sum(s.body.kept_bytes for s in self._streams.values() if s.body is not None)
         unsent = sum(self.transport.unsent_bytes(known) for known in self._streams)
         is_full = kept > self._limits.body_bytes_max or unsent > limits.QUIC_UNSENT_BYTES_MAX

@@ -192,6 +192,16 @@ class Transport(QuicConnection):
         """It is open in one direction at least, or never was."""
         return stream_id in self._streams
 
+    def is_wanted(self, stream_id: int) -> bool:
+        """What is sent on the stream: neither end has said that there will be no more of it."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.sender._reset_error_code is None
+
+    def is_receiving(self, stream_id: int) -> bool:
+        """More may come on the stream."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and not stream.receiver.is_finished
+
     def grant(self, stream_id: int) -> None:
         """What came on the stream so far was taken: its window moves on."""
         stream = self._streams.get(stream_id)
@@ -204,9 +214,8 @@ class Transport(QuicConnection):
 
     def stop_stream(self, stream_id: int, error_code: int) -> None:
         """Ask for no more of a stream, if there is more to come."""
-        stream = self._streams.get(stream_id)
-        if stream is not None and not stream.receiver.is_finished:
-            stream.receiver.stop(error_code)
+        if self.is_receiving(stream_id):
+            self._streams[stream_id].receiver.stop(error_code)
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         """As the library's, which acknowledges all within a millisecond. Where no bytes of a stream
@@ -231,13 +240,16 @@ class Transport(QuicConnection):
     # ---- sending -------------------------------------------------------------------------------
     def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
         """As the library's. What a request's stream gets when nothing of it waits is fresh: it is
-        written by `_write_fresh`; all else is the library's."""
+        written by `_write_fresh`; all else is the library's. What nobody wants is dropped: the
+        library knows it as soon as the datagram that says so is read, and who writes a bit later."""
         stream = None if stream_id & REQUEST_STREAM_MASK else self._streams.get(stream_id)
         if stream is None:
             super().send_stream_data(stream_id, data, end_stream)
             return
         sender = stream.sender
-        is_open = sender._buffer_fin is None and sender._reset_error_code is None
+        if sender._reset_error_code is not None:
+            return
+        is_open = sender._buffer_fin is None
         if sender.buffer_is_empty and is_open and not end_stream and self._handshake_confirmed:
             if data:
                 self._fresh.setdefault(stream, sender._buffer_stop)
