@@ -29,6 +29,7 @@ from servers import Server, wait_until
 
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
+from sublimate.edge.limits import OUTCOMES_MAX
 from sublimate.model.files import fetch
 
 STEP_US = 500
@@ -41,8 +42,10 @@ ENGINE_KILLS, EDGE_KILLS = 15, 6
 RENEWALS = 4
 """There too: all workers are replaced, one at a time, as `sublimate reload` does."""
 SETTLE_SHARE = 0.2
-"""Of the run, after the last kill, until figures count: bounded caches fill again, the largest of
-them with answers that a client may ask for once more, 1,000 of them or 8 MiB for ten minutes."""
+"""Of the run, after its first half, until figures count; at the earliest once all is full."""
+FILL_SHARE = 1.2
+"""Answers that are asked for after the last kill, of those that all edges keep for clients that ask
+once more: clients alone would take longer to fill them than memory is looked at."""
 AT_REST = ("num_requests_running", "num_requests_waiting", "slots_in_use", "answers_open")
 AT_REST_TOO = ("kv_pages_reserved",)
 
@@ -58,7 +61,7 @@ class Soak:
         self.findings: list[str] = []
         self.rests = self.reloads = self.renewals = 0
         self.tally = visitors.Tally()
-        self._began = 0.0
+        self._began = self._full_at = 0.0
 
     def run(self) -> None:
         with self._server() as server:
@@ -111,6 +114,7 @@ class Soak:
             + [(half * n / (ENGINE_KILLS + 1), "engine") for n in range(1, ENGINE_KILLS + 1)]
             + [(half * n / (EDGE_KILLS + 1) + 3, "edge") for n in range(1, EDGE_KILLS + 1)]
             + [(half * (n - 0.4) / RENEWALS, "renewal") for n in range(1, RENEWALS + 1)]
+            + [(half + 1, "fill")]
         )
         for at, what in plan:
             time.sleep(max(0.0, self._began + at - time.monotonic()))
@@ -125,8 +129,16 @@ class Soak:
             elif what == "renewal":
                 server.signal(signal.SIGUSR2)
                 self.renewals += 1
+            elif what == "fill":
+                self._fill(server)
             else:
                 self._kill(server, what)
+
+    def _fill(self, server: Server) -> None:
+        failed = visitors.fill(server.url, round(FILL_SHARE * OUTCOMES_MAX * self.workers))
+        if failed:
+            self.findings.append(f"{failed} requests failed that were to fill what is kept")
+        self._full_at = time.monotonic() - self._began
 
     def _kill(self, server: Server, what: str) -> None:
         victims = [pid for role, pid in children(server.process.pid) if role.startswith(what)]
@@ -158,7 +170,7 @@ class Soak:
     def report(self) -> str:
         """Markdown. Adds what grows to the findings."""
         roles = sorted({one.role for one in self.samples})
-        since = self.seconds * (0.5 + SETTLE_SHARE)
+        since = max(self.seconds * (0.5 + SETTLE_SHARE), self._full_at)
         trends: list[figures.Trend] = []
         for role in roles:
             begin = 0.0 if role == "supervisor" else since

@@ -2,7 +2,7 @@
 
 Every answer is compared with the one that the same prompt had when nothing else ran.
 
-defines: PROMPTS, CARRIERS, Tally, Visitor, learn
+defines: PROMPTS, CARRIERS, Tally, Visitor, learn, fill
 """
 
 import json
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ CARRIERS = ("http/1.1", "http/1.1", "frames", "grpc-h2", "h3", "grpc-h3")
 ANSWER_TOKENS = 48
 TIMEOUT_SECONDS = 120.0
 PAUSE_SECONDS = (0.1, 0.5)
+FILLERS = 4
 EXPLAINED_SECONDS = 30.0
 """After a kill: requests in flight fail, new ones find no engine or edge for a moment, and who
 speaks QUIC finds out by its own timers."""
@@ -101,6 +103,20 @@ def learn(url: str) -> dict[str, str]:
             answers[prompt] = "".join(block["text"] for block in reply.json()["content"])
     assert len(set(answers.values())) > len(PROMPTS) // 2, "answers tell prompts apart"
     return answers
+
+
+def fill(url: str, count: int) -> int:
+    """Asks so often, each time under a key of its own: whatever a server keeps of its requests is
+    full then. How many had another status than 200."""
+    with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
+
+        def ask(number: int) -> bool:
+            body = request_of(PROMPTS[number % len(PROMPTS)])
+            key = {"idempotency-key": f"fill-{number}"}
+            return client.post("/v1/messages", json=body, headers=key).status_code == 200
+
+        with ThreadPoolExecutor(FILLERS) as threads:
+            return count - sum(threads.map(ask, range(count)))
 
 
 class Visitor(threading.Thread):

@@ -241,7 +241,7 @@ class Transport(QuicConnection):
     def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
         """As the library's. What a request's stream gets when nothing of it waits is fresh: it is
         written by `_write_fresh`; all else is the library's. What nobody wants is dropped: the
-        library knows it as soon as the datagram that says so is read, and who writes a bit later."""
+        library knows it once the datagram that says so is read, and who writes a bit later."""
         stream = None if stream_id & REQUEST_STREAM_MASK else self._streams.get(stream_id)
         if stream is None:
             super().send_stream_data(stream_id, data, end_stream)
