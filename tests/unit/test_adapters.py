@@ -16,13 +16,9 @@ from peft_files import Tensors, peft_tensors, write_peft, write_safetensors
 from sublimate.engine.inprocess import Engine
 from sublimate.engine.script import Script
 from sublimate.errors import ConfigError, EngineError, ModelError, RequestError
-from sublimate.model.adapters import (
-    CONFIG_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    check_adapters,
-    parse_adapter,
-    read_adapter,
-)
+from sublimate.model.adapters import check_adapters, parse_adapter, read_adapter
+from sublimate.model.folder.documents import DOCUMENT_BYTES_MAX
+from sublimate.model.folder.safetensors import HEADER_BYTES_MAX
 
 HIDDEN, INNER, LAYERS, VOCABULARY = 64, 96, 2, 120
 MATRICES = {
@@ -157,7 +153,7 @@ def piped(path: Path) -> None:
 
 
 def huge_config(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text(" " * (CONFIG_BYTES_MAX + 1))
+    (folder / "adapter_config.json").write_text(" " * (DOCUMENT_BYTES_MAX + 1))
 
 
 def nested(folder: Path) -> None:
@@ -178,18 +174,24 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "huge configuration": (huge_config, "is longer than"),
     "nested configuration": (nested, "is damaged"),
-    "empty file": (weights(lambda p: p.write_bytes(b"")), "a header of 0 bytes"),
-    "huge header": (weights(header(HEADER_BYTES_MAX + 1)), "a header of"),
-    "short header": (weights(header(100)), "ends within its header"),
+    "empty file": (weights(lambda p: p.write_bytes(b"")), "its header is longer than the file"),
+    "huge header": (
+        weights(header(HEADER_BYTES_MAX + 1, bytes(HEADER_BYTES_MAX + 1))),
+        "a header of",
+    ),
+    "short header": (weights(header(100)), "its header is longer than the file"),
     "header is no JSON": (weights(header(2, b"xx")), "is damaged"),
     "nothing inside": (weights(header(2)), "holds no adapter"),
     "cut short": (weights(cut), "lies outside"),
-    "type": (changed(dtype="I8"), "is of 'I8'; F32, F16 and BF16"),
-    "other bytes": (changed(dtype="F16"), f"tensor '{Q_A}' has other bytes"),
+    "type": (changed(dtype="I8"), "has the type I8; of safetensors F32"),
+    "other bytes": (changed(dtype="F16"), f"Tensor '{Q_A}' is damaged: its bytes"),
     "shape": (changed(shape=[4, HIDDEN, 1]), f"tensor '{Q_A}' has the shape"),
-    "no shape": (changed(shape=[0, HIDDEN]), f"tensor '{Q_A}' has the shape"),
-    "negative offsets": (changed(data_offsets=[-1024, 0]), f"tensor '{Q_A}' has other bytes"),
-    "huge offsets": (changed(data_offsets=[2**62, 2**62 + 1024]), f"tensor '{Q_A}' lies outside"),
+    "no shape": (changed(shape=[0, HIDDEN]), f"Tensor '{Q_A}' is damaged: its bytes"),
+    "negative offsets": (changed(data_offsets=[-1024, 0]), f"tensor '{Q_A[:80]}' lies outside"),
+    "huge offsets": (
+        changed(data_offsets=[2**62, 2**62 + 1024]),
+        f"tensor '{Q_A[:80]}' lies outside",
+    ),
     "DoRA's": (renamed(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector"), "belongs to DoRA"),
     "embedding's": (renamed("base_model.model.model.embed_tokens.lora_embedding_A"), "embedding"),
     "head's": (renamed("base_model.model.lm_head.lora_A.weight"), "adapts the output matrix"),

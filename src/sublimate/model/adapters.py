@@ -14,9 +14,7 @@ defines: AdapterTensor, AdapterFile, parse_adapter, check_adapters, read_adapter
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,15 @@ import msgspec
 
 from .. import _core
 from ..errors import ConfigError, ModelError
+from .folder.documents import read_document, size_of
+from .folder.safetensors import Stored, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 SUFFIX = ".gguf"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 """No colon: it parts an adapter from the model before it."""
-CONFIG_BYTES_MAX = 1 << 20
-HEADER_BYTES_MAX = 16 << 20
-LENGTH_BYTES = 8
 RANK_MAX = _core.LIMITS["ADAPTER_RANK_MAX"]
-ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 TENSOR = re.compile(
     r"(?P<module>(?:[a-z_]+\.){0,4}layers\.(?P<layer>\d{1,4})\.(?P<part>[a-z_.]{1,40}))"
     r"\.lora_(?P<which>[AB])(?:\.default)?\.weight",
@@ -86,14 +82,6 @@ class _Config(msgspec.Struct, frozen=True):
     alora_invocation_tokens: Any = None
     target_parameters: Any = None
     init_lora_weights: bool | str | None = True
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """Of a safetensors header."""
-
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
 
 
 class AdapterTensor(msgspec.Struct, frozen=True):
@@ -167,7 +155,7 @@ def read_adapter(name: str, path: Path) -> AdapterFile:
         if kind != "adapter":
             raise ModelError(f"{path} is no adapter: its general.type is {str(kind)[:40]!r}")
     except (ModelError, _core.CoreError) as error:
-        raise ModelError(f"The adapter {name}: {error}.".replace("..", ".")) from None
+        raise ModelError(f"The adapter {name}: {str(error).rstrip('.')}.") from None
     return AdapterFile(name=name, path=path)
 
 
@@ -181,18 +169,15 @@ def _read_folder(folder: Path) -> tuple[AdapterTensor, ...]:
                     f"{folder / pickle} is a pickle, which is not read: save it as {WEIGHTS}"
                 )
     config = _read_config(folder / CONFIG)
-    entries, data = _read_header(weights)
-    tensors = tuple(_tensor(name, entry, data, config) for name, entry in sorted(entries.items()))
+    found = read_header(weights, size_of(weights))
+    tensors = tuple(_tensor(name, stored, config) for name, stored in sorted(found.items()))
     if not tensors:
         raise ModelError(f"{weights} holds no adapter")
     return tensors
 
 
 def _read_config(path: Path) -> _Config:
-    raw = _read(path, 0, CONFIG_BYTES_MAX + 1)
-    if len(raw) > CONFIG_BYTES_MAX:
-        raise ModelError(f"{path} is longer than {CONFIG_BYTES_MAX} bytes")
-    config = _decode(raw, path, _Config)
+    config = read_document(path, _Config)
     start = config.init_lora_weights
     refused = {
         f"peft_type is {config.peft_type!r}; LORA is supported": config.peft_type != "LORA",
@@ -232,7 +217,7 @@ def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -
     return default
 
 
-def _tensor(name: str, entry: _Entry, data: int, config: _Config) -> AdapterTensor:
+def _tensor(name: str, stored: Stored, config: _Config) -> AdapterTensor:
     shown = f"tensor {name[:120]!r}"
     for part, reason in OTHER_TENSORS.items():
         if part in name:
@@ -241,15 +226,10 @@ def _tensor(name: str, entry: _Entry, data: int, config: _Config) -> AdapterTens
     matrix = MATRICES.get(match["part"]) if match else None
     if match is None or matrix is None:
         raise ModelError(f"{shown} is no adapter of a matrix that can have one")
-    size = ELEMENT_BYTES.get(entry.dtype)
-    if size is None:
-        raise ModelError(f"{shown} is of {entry.dtype[:20]!r}; F32, F16 and BF16 are supported")
-    if len(entry.shape) != 2 or min(entry.shape) < 1:
-        raise ModelError(f"{shown} has the shape {entry.shape[:8]}, not (rows, columns)")
-    rows, columns = entry.shape
-    begin, end = entry.data_offsets
-    if begin < 0 or end - begin != rows * columns * size:
-        raise ModelError(f"{shown} has other bytes than its shape {entry.shape} takes")
+    if len(stored.shape) != 2:
+        raise ModelError(f"{shown} has the shape {stored.shape[:8]}, not (rows, columns)")
+    stored.check(name)
+    rows, columns = stored.shape
     rank = rows if match["which"] == "A" else columns
     wanted = _of_pattern(config.rank_pattern, match["module"], config.r)
     if rank != wanted:
@@ -258,49 +238,9 @@ def _tensor(name: str, entry: _Entry, data: int, config: _Config) -> AdapterTens
     return AdapterTensor(
         name=name,
         target=f"blk.{int(match['layer'])}.{matrix}.weight.lora_{match['which'].lower()}",
-        type=entry.dtype,
+        type=stored.dtype,
         rows=rows,
         columns=columns,
-        offset=data + begin,
+        offset=stored.begin,
         factor=alpha / (math.sqrt(rank) if config.use_rslora else rank),
     )
-
-
-# ---- files ---------------------------------------------------------------------------------------
-def _read_header(path: Path) -> tuple[dict[str, _Entry], int]:
-    """(tensors of a safetensors file, where their data begins)."""
-    length = int.from_bytes(_read(path, 0, LENGTH_BYTES), "little")
-    if not 2 <= length <= HEADER_BYTES_MAX:
-        raise ModelError(f"{path} is no safetensors file: a header of {length} bytes")
-    raw = _read(path, LENGTH_BYTES, length)
-    if len(raw) != length:
-        raise ModelError(f"{path} ends within its header")
-    size = path.stat().st_size
-    entries = _decode(raw, path, dict[str, msgspec.Raw])
-    entries.pop("__metadata__", None)
-    tensors = {name: _decode(bytes(each), path, _Entry) for name, each in entries.items()}
-    data = LENGTH_BYTES + length
-    for name, entry in tensors.items():
-        if entry.data_offsets[1] > size - data:
-            raise ModelError(f"tensor {name[:120]!r} lies outside {path}, which may be cut short")
-    return tensors, data
-
-
-def _read(path: Path, begin: int, count: int) -> bytes:
-    """Of a regular file; a pipe does not make us wait."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ModelError(f"{path} is not a regular file")
-        file.seek(begin)
-        return file.read(count)
-
-
-def _decode(raw: bytes, path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is damaged: {str(error)[:200]}") from None

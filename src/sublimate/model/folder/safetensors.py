@@ -4,7 +4,7 @@ Format: huggingface/safetensors, README: eight bytes of header length, a JSON ob
 then their bytes without a gap. A model in several files has an index that names the file of each
 tensor.
 
-defines: Stored, Shards, read_shards, shard_names
+defines: Stored, Shards, read_shards, read_header, shard_names
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_shards(folder: Path) -> Shards:
         path = folder / name
         size = size_of(path)
         files.append((path, size))
-        for tensor, stored in _read_header(path, size, number).items():
+        for tensor, stored in read_header(path, size, number).items():
             if tensor in tensors:
                 raise ModelError(f"{path}: tensor {tensor[:80]!r} is in another file as well.")
             tensors[tensor] = stored
@@ -128,7 +128,8 @@ def _checked_names(weight_map: Mapping[str, str], index: Path) -> list[str]:
     return names
 
 
-def _read_header(path: Path, size: int, number: int) -> dict[str, Stored]:
+def read_header(path: Path, size: int, number: int = 0) -> dict[str, Stored]:
+    """Tensors of a file of `size` bytes by their names; number: its index. Raises ModelError."""
     length = int.from_bytes(read_part(path, 0, LENGTH_BYTES), "little")
     if size < LENGTH_BYTES or length > size - LENGTH_BYTES:
         raise ModelError(f"{path} is damaged: its header is longer than the file.")
