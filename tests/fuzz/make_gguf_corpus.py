@@ -20,6 +20,7 @@ BLOCKS = {
     12: (256, 144),
     13: (256, 176),
     14: (256, 210),
+    16: (256, 66),
     30: (1, 2),
 }
 ALIGNMENT = 32
@@ -124,6 +125,10 @@ def variants() -> dict[str, bytes]:
         "scores_u8": file([("tokenizer.ggml.scores", 0, [0, 0, 0])], []),
         "wrapping": change(struct.pack("<QQ", 32, 32), struct.pack("<QQ", 32, (1 << 42) + 1)),
         "cut": valid[: len(valid) // 2],
+        "each_layer": change(
+            text("llama.attention.head_count_kv") + struct.pack("<II", U32, 1),
+            value("llama.attention.head_count_kv", U32, [1, 1]),
+        ),
         "twice": file([*model_values(), ("llama.block_count", U32, 1)], []),
         "empty": file([], []),
     }
