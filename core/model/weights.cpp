@@ -75,6 +75,8 @@ public:
                                            : check_quantises(file_, form_.quantise));
         if (packed_ != nullptr) form_ = packed_->form;
         layer_jobs_.resize(static_cast<size_t>(config_.layers));
+        separate_experts_ =
+            config_.experts > 0 && file_.tensor("blk.0.ffn_gate.0.weight") != nullptr;
         RETURN_IF_ERROR(add("token_embd.weight", config_.vocabulary, config_.hidden, &embedding_));
         for (int32_t i = 0; i < config_.layers; i++) {
             LayerJobs& jobs = layer_jobs_[static_cast<size_t>(i)];
@@ -242,9 +244,38 @@ private:
         const int32_t experts = config_.experts;
         RETURN_IF_ERROR(
             add(prefix + "ffn_gate_inp.weight", experts, hidden, &jobs->router, {}, true));
-        RETURN_IF_ERROR(add(prefix + "ffn_gate_exps.weight", experts * inner, hidden, &jobs->gate));
-        RETURN_IF_ERROR(add(prefix + "ffn_up_exps.weight", experts * inner, hidden, &jobs->up));
-        return add(prefix + "ffn_down_exps.weight", experts * hidden, inner, &jobs->down);
+        RETURN_IF_ERROR(add_experts(prefix + "ffn_gate", inner, hidden, &jobs->gate));
+        RETURN_IF_ERROR(add_experts(prefix + "ffn_up", inner, hidden, &jobs->up));
+        return add_experts(prefix + "ffn_down", hidden, inner, &jobs->down);
+    }
+
+    // Those of all experts as one matrix. A file has one tensor of them, or one of each, which are
+    // packed side by side.
+    Status add_experts(const std::string& name, int32_t rows, int32_t columns, size_t* index) {
+        const int32_t experts = config_.experts;
+        if (!separate_experts_) return add(name + "_exps.weight", experts * rows, columns, index);
+        RETURN_IF_ERROR(add(name + ".0.weight", rows, columns, index));
+        const PackJob first = jobs_[*index];
+        int64_t end = first.offset;
+        for (int32_t expert = 1; expert < experts; expert++) {
+            end += first.shape.panels * first.shape.panel_bytes;
+            const std::string own = name + "." + std::to_string(expert) + ".weight";
+            size_t job = 0;
+            RETURN_IF_ERROR(add(own, rows, columns, &job));
+            const cpu::PackedMatrix& shape = jobs_[job].shape;
+            if (shape.kind != first.shape.kind || jobs_[job].offset != end)
+                return Status::error("tensor '" + own + "' cannot lie beside the one before it");
+        }
+        return Status::success();
+    }
+
+    cpu::PackedMatrix all_experts(size_t job) const {
+        cpu::PackedMatrix all = matrix(job);
+        if (separate_experts_) {
+            all.rows *= config_.experts;
+            all.panels *= config_.experts;
+        }
+        return all;
     }
 
     RowOrder rotation_pairs() const {
@@ -507,9 +538,9 @@ private:
             layer.attention_output = matrix(jobs.attention_output);
             layer.feed_forward_norm = vector(jobs.feed_forward_norm);
             if (jobs.router != NONE) layer.router = matrix(jobs.router);
-            layer.gate = matrix(jobs.gate);
-            layer.up = matrix(jobs.up);
-            layer.down = matrix(jobs.down);
+            layer.gate = all_experts(jobs.gate);
+            layer.up = all_experts(jobs.up);
+            layer.down = all_experts(jobs.down);
             weights_.layers.push_back(layer);
         }
     }
@@ -525,7 +556,8 @@ private:
     std::deque<GgufTensor> parts_; // whose addresses stay
     std::unordered_set<std::string_view> known_;
     int64_t arena_bytes_ = 0;
-    bool fits_entries_ = true; // the packed file's, so far
+    bool fits_entries_ = true;      // the packed file's, so far
+    bool separate_experts_ = false; // each is a tensor of its own
 };
 
 } // namespace

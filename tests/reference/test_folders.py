@@ -74,7 +74,7 @@ def test_architectures(tmp_path: Path, name: str, dtype: str, record_property: A
     """Longer than the window where there is one."""
     assert LENGTH > 2 * WINDOW
     shape = Shape()
-    model = FamilyCheckpoint(tmp_path / "model.gguf", name, shape, "F32", seed=7).model
+    model = FamilyCheckpoint(tmp_path / "model.gguf", name, shape, "F32").model
     folder = saved(model, tmp_path / "model", dtype)
     compare(folder, type(model), shape.vocabulary, record_property)
 
@@ -91,7 +91,7 @@ def test_llama_with_each_rotary_embedding(tmp_path: Path, rope: str, record_prop
 def test_a_window_that_is_longer_than_the_context(tmp_path: Path, record_property: Any) -> None:
     """Layers that have one rotate otherwise all the same."""
     shape = Shape()
-    checkpoint = FamilyCheckpoint(tmp_path / "model.gguf", "gemma3", shape, "F32", seed=7)
+    checkpoint = FamilyCheckpoint(tmp_path / "model.gguf", "gemma3", shape, "F32")
     config = checkpoint.model.config
     config.sliding_window = 2 * CONTEXT
     model = transformers.Gemma3ForCausalLM(config)
@@ -102,7 +102,7 @@ def test_a_window_that_is_longer_than_the_context(tmp_path: Path, record_propert
 
 def test_the_text_of_a_model_that_also_sees(tmp_path: Path, record_property: Any) -> None:
     shape = Shape()
-    checkpoint = FamilyCheckpoint(tmp_path / "model.gguf", "gemma3", shape, "F32", seed=7)
+    checkpoint = FamilyCheckpoint(tmp_path / "model.gguf", "gemma3", shape, "F32")
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     vision = transformers.SiglipVisionConfig(
         **sizes, num_hidden_layers=1, image_size=28, patch_size=14

@@ -234,6 +234,13 @@ def test_windows(changes: dict[str, Any], window: int, every: int) -> None:
     assert told == (window, every)
 
 
+def test_experts() -> None:
+    found = keys(architectures=["Qwen3MoeForCausalLM"], num_experts=4, norm_topk_prob=True)
+    assert (found["expert_count"], found["expert_used_count"]) == (4, 8)
+    assert found["expert_feed_forward_length"] == 768 and found["expert_weights_norm"] is True
+    assert "expert_count" not in keys()
+
+
 def test_rotary_embeddings_of_old_and_new_files() -> None:
     llama3 = {
         "factor": 8.0,
@@ -282,6 +289,10 @@ def test_rotary_embeddings_of_old_and_new_files() -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; llama has silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"final_logit_softcapping": 30.0}, "not part of a llama model"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]},
+            "layers without experts are not supported",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": "x"}, "rope_scaling must be an object"),
@@ -315,6 +326,16 @@ def test_names_of_tensors() -> None:
     assert gguf_name("model.language_model.norm.weight", gemma) == "output_norm.weight"
     assert gguf_name("vision_tower.a.b", gemma) == ""
     assert gguf_name("model.layers.0.self_attn.rotary_emb.inv_freq", llama) == ""
-    for wrong in ("model.layers.0.mlp.experts.weight", "x" * 500, "model.layers.0.ffn.weight", ""):
+    moe = FAMILIES["Qwen3MoeForCausalLM"]
+    down = gguf_name("model.layers.3.mlp.experts.12.down_proj.weight", moe)
+    assert down == "blk.3.ffn_down.12.weight"
+    assert gguf_name("model.layers.3.mlp.gate.weight", moe) == "blk.3.ffn_gate_inp.weight"
+    for wrong in (
+        "model.layers.0.mlp.experts.weight",
+        "model.layers.0.mlp.gate.weight",
+        "x" * 500,
+        "model.layers.0.ffn.weight",
+        "",
+    ):
         with pytest.raises(ModelError, match="not part of a supported llama model"):
             gguf_name(wrong, llama)

@@ -51,7 +51,9 @@ WHOLE = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-LAYER = re.compile(r"model\.layers\.(\d{1,4})\.([a-z_.]{1,60})\.(weight|bias)", re.ASCII)
+EXPERT = re.compile(r"mlp\.experts\.(\d{1,4})\.(gate|up|down)_proj", re.ASCII)
+ROUTER = "mlp.gate"
+LAYER = re.compile(r"model\.layers\.(\d{1,4})\.([a-z_.0-9]{1,60})\.(weight|bias)", re.ASCII)
 NOT_WEIGHTS = re.compile(
     # Tables that old checkpoints carry, and what a model that also sees has beside its text.
     r"(model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
@@ -84,6 +86,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     scales: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Fields that multiply something, and their keys."""
     soft_caps: bool = False
+    experts: bool = False
+    """Each row takes some of many feed-forwards."""
     scalar: str = ""
     """Field whose root divides scores; none: the length of a head."""
     defaults: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
@@ -127,8 +131,24 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(
         architecture="qwen3", windows="optional", defaults={"head_dim": 128}
     ),
+    "Qwen3MoeForCausalLM": Family(
+        architecture="qwen3moe",
+        experts=True,
+        windows="optional",
+        defaults={
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "intermediate_size": 6144,
+        },
+    ),
     "GraniteForCausalLM": Family(architecture="granite", scales=GRANITE_SCALES),
     "Olmo2ForCausalLM": Family(architecture="olmo2", norms=AFTER, defaults={"rms_norm_eps": 1e-5}),
+    "GemmaForCausalLM": Family(
+        architecture="gemma",
+        norm_offset=1.0,
+        activations=(*TANH_GELU, "gelu"),
+        defaults={"head_dim": 256},
+    ),
     "Gemma2ForCausalLM": Family(
         architecture="gemma2",
         norms=AROUND,
@@ -181,6 +201,10 @@ def gguf_name(name: str, family: Family) -> str:
     if match := LAYER.fullmatch(name):
         number, part, kind = match.groups()
         known = family.norms.get(part) or PARTS.get(part)
+        if family.experts and part == ROUTER:
+            known = "ffn_gate_inp"
+        elif family.experts and (expert := EXPERT.fullmatch(part)):
+            known = f"ffn_{expert[2]}.{int(expert[1])}"
         if known is not None:
             return f"blk.{int(number)}.{known}.{kind}"
     raise ModelError(
@@ -208,6 +232,8 @@ def keys_of(config: Fields, family: Family) -> dict[str, Any]:
     }
     window, full_every = _windows(config, family, layers)
     keys["attention.sliding_window"] = window
+    if family.experts:
+        keys |= _experts(config)
     for field, key in family.scales.items():
         keys[key] = config.positive(field, 1.0)
     if family.scalar:
@@ -245,6 +271,20 @@ def _refuse_what_is_not_computed(config: Fields, family: Family) -> None:
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             if config.has(name):
                 raise config.error(name, f"is not part of a {family.architecture} model")
+
+
+def _experts(config: Fields) -> dict[str, Any]:
+    """Every layer has them. Raises ModelError."""
+    if config.integer("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise config.error("mlp_only_layers", "and decoder_sparse_step: layers without experts are "
+                           "not supported")  # fmt: skip
+    return {
+        # Newer files have the second name.
+        "expert_count": config.integer("num_experts", config.integer("num_local_experts", 128)),
+        "expert_used_count": config.integer("num_experts_per_tok"),
+        "expert_feed_forward_length": config.integer("moe_intermediate_size"),
+        "expert_weights_norm": config.flag("norm_topk_prob"),
+    }
 
 
 def _windows(config: Fields, family: Family, layers: int) -> tuple[int, int]:
