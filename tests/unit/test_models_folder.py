@@ -43,6 +43,14 @@ def test_a_model_goes_with_all_that_is_its(folder: Path) -> None:
     assert left == [".fetch-small-1", ".hidden.gguf", "empty", "small.lock"]
 
 
+def test_a_packed_file_is_another_model_than_its_source(folder: Path) -> None:
+    (folder / "small.sublimate").write_bytes(b"x" * 20)
+    sizes = {kept.name: kept.size_bytes for kept in models_in(folder)}
+    assert sizes == {"small": 10, "small.sublimate": 20, "large": 6, "whole": 7}
+    assert removed(folder, "small.sublimate").path.name == "small.sublimate"
+    assert found(folder, "small").size_bytes == 10
+
+
 def test_what_a_link_leads_to_stays(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.gguf"
     outside.write_bytes(b"kept")

@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import ModelError, nearest
 from . import hub
-from .registry import SUFFIX
+from .registry import PACKED_SUFFIX, SUFFIX
 from .source import weight_bytes
 
 CACHE = "cache"
@@ -90,6 +90,9 @@ def _kept(folder: Path, name: str, names: list[str]) -> KeptModel | None:
     elif (path / ABOUT).is_file() and (weights := list(path.glob(WEIGHTS))):
         stem, every = name, (path,)
         size = sum(each.stat().st_size for each in weights)
+    elif name.lower().endswith(PACKED_SUFFIX) and path.is_file():
+        # By its whole name: what it was made of may lie beside it.
+        stem, every, size = name, (path,), path.stat().st_size
     else:
         return None
     return KeptModel(
