@@ -31,6 +31,7 @@ from sublimate.edge.generate import prepare  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
 from sublimate.edge.json_bounds import check_json  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
+from sublimate.edge.models import Models  # noqa: E402
 from sublimate.edge.sampling import Sampling, SamplingFields, check_sampling  # noqa: E402
 from tiny_model import tiny_model  # noqa: E402
 
@@ -111,16 +112,25 @@ class Nobody:
     streams: bool | None = None
 
 
-class Server:
-    """What a body is read with."""
+class Served:
+    """What a body names."""
 
-    model = MODEL
-    settings = EdgeSettings()
-    limits = HttpLimits(messages_max=1000)
+    name = MODEL.name
+    display_name = MODEL.display_name
+    text = MODEL
     prompt_tokens_max = 4096
+    text_came: Any = None
 
     def checked_sampling(self, fields: SamplingFields) -> Sampling:
         return check_sampling(fields, vocabulary=len(MODEL.tokenizer), stop_ids_max=4, bias_max=64)
+
+
+class Server:
+    """What a body is read with."""
+
+    models = Models([cast(Any, Served())])
+    settings = EdgeSettings()
+    limits = HttpLimits(messages_max=1000)
 
     def part(self, kind: type[object]) -> object:
         """No files are kept here."""
