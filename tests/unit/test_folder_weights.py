@@ -99,6 +99,58 @@ def test_the_bits_are_those_of_a_gguf_file(tmp_path: Path, dtype: str, shards: i
     assert len(files_of(folder).files) == shards
 
 
+def mixture() -> dict[str, NDArray[np.float32]]:
+    """Qwen 3's: normed heads, and four feed-forwards of 32 for each layer."""
+    random = np.random.default_rng(5)
+    tensors = {name: t for name, t in random_tensors().items() if ".mlp." not in name}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        for name in ("q_norm", "k_norm"):
+            tensors[f"{prefix}.self_attn.{name}.weight"] = np.ones(HEAD, dtype=np.float32)
+        shapes = {"gate": (4, HIDDEN)}
+        for expert in range(4):
+            own = {"gate": (32, HIDDEN), "up": (32, HIDDEN), "down": (HIDDEN, 32)}
+            shapes |= {f"experts.{expert}.{name}_proj": shape for name, shape in own.items()}
+        for name, shape in shapes.items():
+            drawn = random.standard_normal(shape).astype(np.float32) / np.float32(8)
+            tensors[f"{prefix}.mlp.{name}.weight"] = drawn
+    return tensors
+
+
+def test_experts_lie_side_by_side(tmp_path: Path) -> None:
+    """A folder has a tensor for each, a GGUF file one for all: the same bits."""
+    tensors, family = mixture(), FAMILIES["Qwen3MoeForCausalLM"]
+    changes: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": HEAD}
+    changes |= {"moe_intermediate_size": 32, "norm_topk_prob": True}
+    folder = write_folder(tmp_path / "m", tensors, architectures=["Qwen3MoeForCausalLM"], **changes)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", family.architecture)
+    for key, value in header_of(str(folder)).metadata.items():
+        if key.startswith("qwen3moe.") and isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif key.startswith("qwen3moe."):
+            (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
+    stacks: dict[str, list[NDArray[np.float32]]] = {}
+    for name, array in tensors.items():
+        parts = gguf_name(name, family).split(".")
+        if len(parts) == 5:
+            stacks.setdefault(f"{parts[0]}.{parts[1]}.{parts[2]}_exps.weight", []).append(array)
+        else:
+            writer.add_tensor(".".join(parts), array)
+    for name, arrays in stacks.items():
+        writer.add_tensor(name, np.stack(arrays))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for exact in (True, False):
+        both = [logits(str(path), exact=exact) for path in (folder, tmp_path / "m.gguf")]
+        assert np.array_equal(both[0], both[1]) and np.isfinite(both[0]).all()
+    missing = {name: t for name, t in tensors.items() if "layers.1.mlp.experts.3.up" not in name}
+    other = write_folder(tmp_path / "n", missing, architectures=["Qwen3MoeForCausalLM"], **changes)
+    with pytest.raises(_core.CoreError, match=r"no tensor 'blk\.1\.ffn_up\.3\.weight'"):
+        logits(str(other))
+
+
 def test_norms_less_one_and_scores_by_a_scalar(tmp_path: Path) -> None:
     """Gemma 2: what the files have of a norm is one less than what is computed with."""
     tensors = random_tensors(around=True)
