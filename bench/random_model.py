@@ -20,13 +20,13 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from random_blocks import random_blocks
+from random_blocks import BLOCKS, random_blocks
 
 from sublimate.config import Settings, cache_folder
 from sublimate.model.files import locate
 from sublimate.model.registry import DEFAULT
 
-TYPES = ("q8_0", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "q4_k_m")
+TYPES = (*(name.lower() for name in BLOCKS), "q4_k_m")
 UNUSED_TOKEN = 5  # of tokenizer.ggml.token_type
 SEED = 1
 
@@ -49,6 +49,7 @@ class Shape:
 SHAPES = {
     "llama-1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, 8192, 500000.0),
     "llama-3b": Shape(3072, 28, 24, 8, 128, 8192, 128256, 8192, 500000.0),
+    "llama-1b-short": Shape(2048, 4, 32, 8, 64, 8192, 49152, 2048, 500000.0),
     "tiny": Shape(256, 2, 4, 2, 64, 512, 49152, 2048, 10000.0),
 }
 

@@ -1,12 +1,14 @@
 // Exact int32 sums of one group with AVX2. vpmaddubsw adds two products in 16 bits and saturates:
 // 15 * 127 * 2 fits, 255 * 127 * 2 does not. So every weight is taken by its nibbles; the eight
 // products of a lane in a group of nibbles sum to 8 * 3,810 = 30,480 at most (30,720 with an
-// activation of -128) and never saturate. A byte is low + 16 * high, two such sums.
+// activation of -128) and never saturate. A byte is low + 16 * high, two such sums, whether it lies
+// in memory or in a table that four bits are a place in.
 //
 // defines: Dot
 #pragma once
 
 #include "lanes_avx2.inl.h"
+#include "value_tables.inl.h"
 
 #include <type_traits>
 
@@ -28,8 +30,13 @@ struct Dot {
     struct WideNibbles { // one nibble a byte
         static constexpr int64_t BYTES = 512;
     };
+    template <class Table>
+    struct Places { // four bits a weight, which stand for bytes
+        static constexpr int64_t BYTES = 256;
+        static constexpr TableBytes VALUES = Table::BYTES;
+    };
     template <class GroupKind>
-    using DecodedOf = std::conditional_t<GroupKind::BYTES == Bytes::BYTES, Bytes, WideNibbles>;
+    using DecodedOf = std::conditional_t<std::is_same_v<GroupKind, Nibbles>, WideNibbles, Bytes>;
 
     INLINE static __m256i load_half_chunk(const std::byte* at) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
@@ -46,6 +53,16 @@ struct Dot {
         return low_nibbles(_mm256_srli_epi16(both, 4));
     }
 
+    // What four bits stand for.
+    template <class GroupKind>
+    INLINE static __m256i weights_of(__m256i nibbles) {
+        if constexpr (std::is_same_v<GroupKind, Nibbles>) {
+            return nibbles;
+        } else {
+            return looked_up(nibbles, GroupKind::VALUES.whole);
+        }
+    }
+
     template <class GroupKind>
     INLINE static void decode(const std::byte* from, std::byte* to) {
         if constexpr (std::is_same_v<GroupKind, Bytes>) {
@@ -54,9 +71,10 @@ struct Dot {
             constexpr int32_t HALF = 32;
             for (int32_t i = 0; i < 8; ++i) {
                 const __m256i both = load_half_chunk(from + i * HALF);
-                _mm256_store_si256(reinterpret_cast<__m256i*>(to + i * HALF), low_nibbles(both));
+                _mm256_store_si256(reinterpret_cast<__m256i*>(to + i * HALF),
+                                   weights_of<GroupKind>(low_nibbles(both)));
                 _mm256_store_si256(reinterpret_cast<__m256i*>(to + (i + 8) * HALF),
-                                   high_nibbles(both));
+                                   weights_of<GroupKind>(high_nibbles(both)));
             }
         }
     }
@@ -109,6 +127,24 @@ struct Dot {
         }
     }
 
+    // The products of one nibble of each value.
+    template <int32_t ROWS_NOW>
+    INLINE static void step_places(const std::byte* group, const uint8_t (&table)[16],
+                                   const int8_t* const (&x)[ROWS_NOW], int32_t first,
+                                   __m256i (&acc)[ROWS_NOW][HALVES]) {
+        for (int32_t c = 0; c < 4; ++c) {
+            __m256i low[HALVES];
+            __m256i high[HALVES];
+            for (int32_t h = 0; h < HALVES; ++h) {
+                const __m256i both = load_half_chunk(group + c * 64 + h * 32);
+                low[h] = looked_up(low_nibbles(both), table);
+                high[h] = looked_up(high_nibbles(both), table);
+            }
+            step(acc, low, x, first + c * 4);
+            step(acc, high, x, first + 16 + c * 4);
+        }
+    }
+
     // weights: the group of the panel; x: the rows' first group; g: which group of theirs.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
@@ -135,6 +171,11 @@ struct Dot {
                 step(acc, low, x, first + c * 4);
                 step(acc, high, x, first + 16 + c * 4);
             }
+        } else if constexpr (!std::is_same_v<GroupKind, Bytes>) {
+            step_places(weights[0], GroupKind::VALUES.high, x, first, acc);
+            widen(acc, 4, sums);
+            clear(acc);
+            step_places(weights[0], GroupKind::VALUES.low, x, first, acc);
         } else {
             for (int32_t c = 0; c < 8; ++c) {
                 const __m256i w[HALVES] = {high_nibbles(load_chunk(c, 0)),

@@ -6,6 +6,9 @@
 #pragma once
 
 #include "lanes_avx512.inl.h"
+#include "value_tables.inl.h"
+
+#include <type_traits>
 
 namespace sublimate::cpu {
 namespace {
@@ -20,6 +23,11 @@ struct Dot {
     };
     struct Bytes {
         static constexpr int64_t BYTES = 512;
+    };
+    template <class Table>
+    struct Places { // four bits a weight, which stand for bytes
+        static constexpr int64_t BYTES = 256;
+        static constexpr TableBytes VALUES = Table::BYTES;
     };
     template <class GroupKind>
     using DecodedOf = Bytes;
@@ -37,6 +45,16 @@ struct Dot {
         return low_nibbles(_mm512_srli_epi16(both, 4));
     }
 
+    // What four bits stand for.
+    template <class GroupKind>
+    INLINE static __m512i weights_of(__m512i nibbles) {
+        if constexpr (std::is_same_v<GroupKind, Nibbles>) {
+            return nibbles;
+        } else {
+            return looked_up(nibbles, GroupKind::VALUES.whole);
+        }
+    }
+
     template <class GroupKind>
     INLINE static void decode(const std::byte* from, std::byte* to) {
         constexpr int32_t CHUNK = 64;
@@ -47,8 +65,8 @@ struct Dot {
         } else {
             for (int32_t c = 0; c < 4; ++c) {
                 const __m512i both = load_chunk(from + c * CHUNK);
-                _mm512_store_si512(to + c * CHUNK, low_nibbles(both));
-                _mm512_store_si512(to + (c + 4) * CHUNK, high_nibbles(both));
+                _mm512_store_si512(to + c * CHUNK, weights_of<GroupKind>(low_nibbles(both)));
+                _mm512_store_si512(to + (c + 4) * CHUNK, weights_of<GroupKind>(high_nibbles(both)));
             }
         }
     }
@@ -100,8 +118,8 @@ struct Dot {
             for (int32_t c = 0; c < 4; ++c) {
                 for (int32_t p = 0; p < PANELS_NOW; ++p) {
                     const __m512i both = load_chunk(weights[p] + c * 64);
-                    low[p] = low_nibbles(both);
-                    high[p] = high_nibbles(both);
+                    low[p] = weights_of<GroupKind>(low_nibbles(both));
+                    high[p] = weights_of<GroupKind>(high_nibbles(both));
                 }
                 step(acc, low, x, first + c * 4);
                 step(acc, high, x, first + 16 + c * 4);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "lanes_portable.inl.h"
+#include "value_tables.inl.h"
 
 #include <type_traits>
 
@@ -32,6 +33,12 @@ struct Dot {
         static constexpr int64_t BYTES = 512;
         static constexpr int32_t PLANES = 2;
     };
+    template <class Table>
+    struct Places { // four bits a weight, which stand for bytes
+        static constexpr int64_t BYTES = 256;
+        static constexpr int32_t PLANES = 2;
+        static constexpr TableBytes VALUES = Table::BYTES;
+    };
     template <class GroupKind>
     struct Decoded { // (plane, chunk, even or odd, part): low nibbles, then high ones
         static constexpr int64_t BYTES = GroupKind::PLANES * PLANE_BYTES;
@@ -49,14 +56,24 @@ struct Dot {
     template <class GroupKind>
     INLINE static void decode(const std::byte* from, std::byte* to) {
         const LanesBits nibbles = splat_bits(NIBBLES_OF_BYTES);
-        constexpr bool TWO_PLANES = std::is_same_v<GroupKind, Bytes>;
-        constexpr int32_t CHUNKS_READ = TWO_PLANES ? CHUNKS : CHUNKS / 2;
+        constexpr bool WHOLE_BYTES = std::is_same_v<GroupKind, Bytes>;
+        constexpr int32_t CHUNKS_READ = WHOLE_BYTES ? CHUNKS : CHUNKS / 2;
         for (int32_t c = 0; c < CHUNKS_READ; ++c) {
             const LanesBits both = load_bits(from + c * 64);
+            const LanesBits low = both & nibbles;
             const LanesBits high = shift_right(both, 4) & nibbles;
-            store_words(to, c, both & nibbles);
-            if (TWO_PLANES) store_words(to + PLANE_BYTES, c, high);
-            if (!TWO_PLANES) store_words(to, c + CHUNKS / 2, high);
+            if constexpr (WHOLE_BYTES) {
+                store_words(to, c, low);
+                store_words(to + PLANE_BYTES, c, high);
+            } else if constexpr (std::is_same_v<GroupKind, Nibbles>) {
+                store_words(to, c, low);
+                store_words(to, c + CHUNKS / 2, high);
+            } else {
+                store_words(to, c, lookup(low, GroupKind::VALUES.low));
+                store_words(to, c + CHUNKS / 2, lookup(high, GroupKind::VALUES.low));
+                store_words(to + PLANE_BYTES, c, lookup(low, GroupKind::VALUES.high));
+                store_words(to + PLANE_BYTES, c + CHUNKS / 2, lookup(high, GroupKind::VALUES.high));
+            }
         }
     }
 

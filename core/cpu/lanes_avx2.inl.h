@@ -126,6 +126,18 @@ INLINE LanesBits load_bits_half(const void* from) {
     return r;
 }
 
+// table[byte] for every byte, all below 16.
+INLINE __m256i looked_up(__m256i places, const uint8_t (&table)[16]) {
+    const auto* bytes = reinterpret_cast<const __m128i*>(table);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(bytes)), places);
+}
+INLINE LanesBits lookup(LanesBits places, const uint8_t (&table)[16]) {
+    for (PartBits& part : places.part) {
+        part = reinterpret_cast<PartBits>(looked_up(integers_of(part), table));
+    }
+    return places;
+}
+
 INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
     return fma(a, b, c);
 }

@@ -92,6 +92,16 @@ INLINE LanesBits load_bits_half(const void* from) {
     return {reinterpret_cast<PartBits>(_mm512_zextsi256_si512(half))};
 }
 
+// table[byte] for every byte, all below 16.
+INLINE __m512i looked_up(__m512i places, const uint8_t (&table)[16]) {
+    const auto* bytes = reinterpret_cast<const __m128i*>(table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(bytes)), places);
+}
+INLINE LanesBits lookup(LanesBits places, const uint8_t (&table)[16]) {
+    const auto at = reinterpret_cast<__m512i>(places.part[0]);
+    return {reinterpret_cast<PartBits>(looked_up(at, table))};
+}
+
 INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
     return fma(a, b, c);
 }

@@ -163,6 +163,14 @@ INLINE LanesBits load_bits_half(const void* from) {
     return r;
 }
 
+// table[byte] for every byte, all below 16.
+INLINE LanesBits lookup(LanesBits places, const uint8_t (&table)[16]) {
+    uint8_t bytes[sizeof(LanesBits)];
+    store_bits(bytes, places);
+    for (uint8_t& byte : bytes) byte = table[byte];
+    return load_bits(bytes);
+}
+
 // Attention's products are rounded before they are added: a fused operation costs twenty here.
 INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
     return a * b + c;

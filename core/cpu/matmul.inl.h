@@ -7,6 +7,7 @@
 #include "matmul_float.inl.h"
 #include "matmul_k.inl.h"
 #include "matmul_quantised.inl.h"
+#include "value_tables.inl.h"
 
 namespace sublimate::cpu {
 namespace {
@@ -41,6 +42,20 @@ void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
         } else {
             matmul_quantised<Dot::Bytes, false>(call, row_begin, row_end, panel_begin, panel_end);
         }
+        break;
+    case WeightKind::n4:
+        matmul_quantised<Dot::Places<NonLinear>, false>(call, row_begin, row_end, panel_begin,
+                                                        panel_end);
+        break;
+    case WeightKind::m4:
+        matmul_quantised<Dot::Places<TwiceFp4>, false>(call, row_begin, row_end, panel_begin,
+                                                       panel_end);
+        break;
+    case WeightKind::k2:
+        matmul_k<K2>(call, row_begin, row_end, panel_begin, panel_end);
+        break;
+    case WeightKind::kn4:
+        matmul_k<Kn4>(call, row_begin, row_end, panel_begin, panel_end);
         break;
     case WeightKind::k4:
         matmul_k<K4>(call, row_begin, row_end, panel_begin, panel_end);

@@ -4,9 +4,12 @@
 //
 //   k4, k5   as affine: acc = fma(float(sum of u * x), (d * s) * scale_x, acc), then
 //            acc = fma(-(dmin * m), scale_x * float(sum of x), acc)
+//   kn4      acc = fma(float(sum of value * x), (d * s) * scale_x, acc)
 //   k6       a group is two halves of 16 columns, each with its own s:
 //            acc = fma(float(s0 * sum0 + s1 * sum1), d * scale_x, acc), sums of (u - 32) * x; 16 *
 //            32 * 127 * 128 * 2 < 2^24, so that fp32 holds products and sums of these integers
+//   k2       as k6 with sums of u * x, then for each half
+//            acc = fma(-(dmin * m), scale_x * float(sum of its x), acc)
 //
 // Few rows read a panel straight from memory, many decode a chunk of it first, as there.
 //
@@ -31,17 +34,28 @@ constexpr int32_t K_ROWS = Kind::HALVES == 2 && Dot::ROWS > 4 ? 4 : Dot::ROWS;
 
 // ---- decoded ----------------------------------------------------------------------------------
 
+// Kinds of nibbles, whose groups Dot sums by itself, and what such a group is for it.
+template <class Kind>
+constexpr bool WHOLE_GROUPS = Kind::BITS == 4;
+template <class Kind>
+using GroupOf = std::conditional_t<std::is_void_v<typename Kind::Table>, typename Dot::Nibbles,
+                                   typename Dot::template Places<typename Kind::Table>>;
+
 // A chunk of super-groups, decoded: nibbles to whatever Dot likes best, other weights to a byte
 // each; the scales as floats.
 template <class Kind>
 struct DecodedSupers {
-    using Nibbles = typename Dot::template DecodedOf<typename Dot::Nibbles>;
+    using Whole = typename Dot::template DecodedOf<GroupOf<Kind>>;
     static constexpr int64_t BYTES =
-        Kind::HIGH_BITS == 0 ? Nibbles::BYTES : int64_t{CHUNKS} * CHUNK_BYTES;
+        WHOLE_GROUPS<Kind> ? Whole::BYTES : int64_t{CHUNKS} * CHUNK_BYTES;
+    static constexpr int32_t HALF_SCALES = Kind::HALVES == 2 ? 2 * K_CHUNK_GROUPS * PANEL_ROWS : 1;
+    static constexpr int32_t MINIMA =
+        Kind::OFFSET == 0 ? Kind::HALVES * K_CHUNK_GROUPS * PANEL_ROWS : 1;
 
     alignas(64) std::byte groups[K_CHUNK_GROUPS * BYTES];
     alignas(64) float scales[K_CHUNK_GROUPS * PANEL_ROWS];
-    alignas(64) float minima[K_CHUNK_GROUPS * PANEL_ROWS * Kind::HALVES]; // k6: the half scales
+    alignas(64) float half_scales[HALF_SCALES];
+    alignas(64) float minima[MINIMA]; // of groups, or of halves
 };
 template <class Kind>
 struct DecodedSuperSource {
@@ -62,6 +76,9 @@ struct DecodedSuperSource {
         return load(supers->minima + (first + g) * PANEL_ROWS);
     }
     INLINE Lanes half_scale(int32_t g, int32_t half) const {
+        return load(supers->half_scales + (2 * (first + g) + half) * PANEL_ROWS);
+    }
+    INLINE Lanes half_minimum(int32_t g, int32_t half) const {
         return load(supers->minima + (2 * (first + g) + half) * PANEL_ROWS);
     }
 };
@@ -75,19 +92,22 @@ INLINE void decode_supers(const std::byte* panel, int32_t first, int32_t count,
         for (int32_t g = 0; g < SUPER_GROUPS; ++g) {
             const int32_t at = s * SUPER_GROUPS + g;
             std::byte* bytes = to.groups + at * DecodedSupers<Kind>::BYTES;
-            if constexpr (Kind::HIGH_BITS == 0) {
-                Dot::template decode<Dot::Nibbles>(source.group(g), bytes);
+            if constexpr (WHOLE_GROUPS<Kind>) {
+                Dot::template decode<GroupOf<Kind>>(source.group(g), bytes);
             } else {
                 for (int32_t c = 0; c < CHUNKS; ++c) {
                     store_bits(bytes + c * CHUNK_BYTES, source.chunk(g, c));
                 }
             }
             store(to.scales + at * PANEL_ROWS, source.scale(g));
-            if constexpr (Kind::HALVES == 1) {
+            if constexpr (Kind::HALVES == 1 && Kind::OFFSET == 0) {
                 store(to.minima + at * PANEL_ROWS, source.minimum(g));
-            } else {
-                for (int32_t h = 0; h < Kind::HALVES; ++h) {
-                    store(to.minima + (2 * at + h) * PANEL_ROWS, source.half_scale(g, h));
+            }
+            for (int32_t h = 0; Kind::HALVES == 2 && h < 2; ++h) {
+                const int32_t half_at = (2 * at + h) * PANEL_ROWS;
+                store(to.half_scales + half_at, source.half_scale(g, h));
+                if constexpr (Kind::OFFSET == 0) {
+                    store(to.minima + half_at, source.half_minimum(g, h));
                 }
             }
         }
@@ -100,8 +120,9 @@ template <class Kind, int32_t ROWS>
 struct SuperRows {
     const int8_t* values[ROWS];
     const float* scales[ROWS];
-    alignas(64) float scaled_sums[ROWS][K_CHUNK_GROUPS];             // k4, k5: scale * float(sum)
-    alignas(64) int32_t offsets[ROWS][K_CHUNK_GROUPS][Kind::HALVES]; // k6: -32 * sum of 16 columns
+    // Per scale: with minima scale * float(sum), else -offset * sum.
+    alignas(64) float scaled_sums[ROWS][K_CHUNK_GROUPS][Kind::HALVES];
+    alignas(64) int32_t offsets[ROWS][K_CHUNK_GROUPS][Kind::HALVES];
 };
 
 template <class Kind, int32_t ROWS>
@@ -112,17 +133,22 @@ INLINE void prepare_super_rows(SuperRows<Kind, ROWS>& chunk, const Activations& 
         const int64_t at = (int64_t{row} + r) * groups + first_group;
         chunk.values[r] = x.values + at * GROUP_COLUMNS;
         chunk.scales[r] = x.scales + at;
-        if constexpr (Kind::HALVES == 1) {
-            for (int32_t g = 0; g < count; ++g) {
-                const auto sum = static_cast<float>(x.sums[at + g]);
-                chunk.scaled_sums[r][g] = chunk.scales[r][g] * sum;
-            }
-        } else {
-            int32_t* offsets = chunk.offsets[r][0];
+        const int32_t* sums = x.sums + at;
+        int32_t* offsets = chunk.offsets[r][0];
+        if constexpr (Kind::HALVES == 2) {
             for (int32_t i = 0; i < 2 * count; i += 4) {
                 store_sums_of_16(offsets + i, chunk.values[r] + i * (GROUP_COLUMNS / 2));
             }
-            for (int32_t i = 0; i < 2 * count; ++i) offsets[i] *= -K6_OFFSET;
+            sums = offsets;
+        }
+        float* scaled_sums = chunk.scaled_sums[r][0];
+        for (int32_t i = 0; i < Kind::HALVES * count; ++i) {
+            if (Kind::OFFSET == 0) {
+                const float scale = chunk.scales[r][i / Kind::HALVES];
+                scaled_sums[i] = scale * static_cast<float>(sums[i]);
+            } else {
+                offsets[i] = -Kind::OFFSET * sums[i];
+            }
         }
     }
 }
@@ -142,15 +168,15 @@ INLINE void add_chunks(const Source (&source)[PANELS], const int8_t* const (&x)[
 
 // g: the group within the super-group; at: within the chunk of rows.
 template <class Kind, int32_t ROWS, int32_t PANELS, class Source>
-INLINE void run_affine_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS],
-                             const SuperRows<Kind, ROWS>& rows, int32_t g, int32_t at) {
+INLINE void run_whole_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS],
+                            const SuperRows<Kind, ROWS>& rows, int32_t g, int32_t at) {
     LanesBits sums[ROWS][PANELS];
-    if constexpr (Kind::HIGH_BITS == 0) {
+    if constexpr (WHOLE_GROUPS<Kind>) {
         const std::byte* groups[PANELS];
         for (int32_t p = 0; p < PANELS; ++p) groups[p] = source[p].group(g);
-        using Decoded = typename Dot::template DecodedOf<typename Dot::Nibbles>;
-        using Nibbles = std::conditional_t<Source::DECODED, Decoded, typename Dot::Nibbles>;
-        Dot::template run<Nibbles, ROWS, PANELS>(groups, rows.values, at, sums);
+        using Decoded = typename Dot::template DecodedOf<GroupOf<Kind>>;
+        using Group = std::conditional_t<Source::DECODED, Decoded, GroupOf<Kind>>;
+        Dot::template run<Group, ROWS, PANELS>(groups, rows.values, at, sums);
     } else {
         for (auto& row : sums) {
             for (LanesBits& sum : row) sum = splat_bits(0);
@@ -160,12 +186,17 @@ INLINE void run_affine_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[
     for (int32_t p = 0; p < PANELS; ++p) {
         const Lanes scale = source[p].scale(g);
         for (int32_t r = 0; r < ROWS; ++r) {
+            LanesBits sum = sums[r][p];
+            if constexpr (Kind::OFFSET != 0) {
+                sum = sum + splat_bits(static_cast<uint32_t>(rows.offsets[r][at][0]));
+            }
             const Lanes both = scale * splat(rows.scales[r][at]);
-            acc[r][p] = fma(floats_from_signed(sums[r][p]), both, acc[r][p]);
+            acc[r][p] = fma(floats_from_signed(sum), both, acc[r][p]);
         }
+        if constexpr (Kind::OFFSET != 0) continue;
         const Lanes minimum = source[p].minimum(g);
         for (int32_t r = 0; r < ROWS; ++r) {
-            acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at]), acc[r][p]);
+            acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at][0]), acc[r][p]);
         }
     }
 }
@@ -178,7 +209,8 @@ INLINE void run_halves_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[
         LanesBits sums[ROWS][PANELS];
         for (int32_t r = 0; r < ROWS; ++r) {
             for (int32_t p = 0; p < PANELS; ++p) {
-                sums[r][p] = splat_bits(static_cast<uint32_t>(rows.offsets[r][at][h]));
+                const int32_t offset = Kind::OFFSET == 0 ? 0 : rows.offsets[r][at][h];
+                sums[r][p] = splat_bits(static_cast<uint32_t>(offset));
             }
         }
         add_chunks(source, rows.values, g, at, h * HALF_CHUNKS, (h + 1) * HALF_CHUNKS, sums);
@@ -194,6 +226,12 @@ INLINE void run_halves_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[
         const Lanes scale = source[p].scale(g);
         for (int32_t r = 0; r < ROWS; ++r) {
             acc[r][p] = fma(scaled[r][p], scale * splat(rows.scales[r][at]), acc[r][p]);
+        }
+        for (int32_t h = 0; Kind::OFFSET == 0 && h < Kind::HALVES; ++h) {
+            const Lanes minimum = source[p].half_minimum(g, h);
+            for (int32_t r = 0; r < ROWS; ++r) {
+                acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at][h]), acc[r][p]);
+            }
         }
     }
 }
@@ -224,7 +262,7 @@ INLINE void run_super(Lanes (&acc)[ROWS][PANELS], Source (&source)[PANELS],
     for (int32_t g = 0; g < SUPER_GROUPS; ++g) {
         ahead.fetch();
         if constexpr (Kind::HALVES == 1) {
-            run_affine_group(acc, source, rows, g, at + g);
+            run_whole_group(acc, source, rows, g, at + g);
         } else {
             run_halves_group(acc, source, rows, g, at + g);
         }

@@ -21,13 +21,11 @@
 namespace sublimate::cpu {
 namespace {
 
-constexpr int32_t CHUNK_GROUPS = 24;        // 30 KB of two decoded panels
-constexpr int64_t PREFETCH_BYTES = 6144;    // ahead of a direct read
-constexpr int64_t NIBBLE_GROUP_BYTES = 256; // of 16 outputs x 32 columns
-constexpr int64_t BYTE_GROUP_BYTES = 512;
+constexpr int32_t CHUNK_GROUPS = 24;     // 30 KB of two decoded panels
+constexpr int64_t PREFETCH_BYTES = 6144; // ahead of a direct read
 
-static_assert(NIBBLE_GROUP_BYTES * 2 == PANEL_ROWS * GROUP_COLUMNS);
-static_assert(BYTE_GROUP_BYTES == PANEL_ROWS * GROUP_COLUMNS);
+static_assert(group_bytes_of(WeightKind::u4) * 2 == PANEL_ROWS * GROUP_COLUMNS);
+static_assert(group_bytes_of(WeightKind::u8) == PANEL_ROWS * GROUP_COLUMNS);
 
 // Where a panel's pieces lie.
 struct PanelView {
@@ -37,8 +35,7 @@ struct PanelView {
 };
 INLINE PanelView panel_view(const PackedMatrix& matrix, int32_t panel) {
     const int64_t groups = matrix.columns / GROUP_COLUMNS;
-    const int64_t bytes =
-        groups * (matrix.kind == WeightKind::u4 ? NIBBLE_GROUP_BYTES : BYTE_GROUP_BYTES);
+    const int64_t bytes = groups * group_bytes_of(matrix.kind);
     const std::byte* base = matrix.data + panel * matrix.panel_bytes;
     const auto* scales = reinterpret_cast<const uint16_t*>(base + bytes);
     return {base, scales, scales + groups * PANEL_ROWS};

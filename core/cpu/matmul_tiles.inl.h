@@ -3,8 +3,8 @@
 // ascending order. No output depends on which rows or panels share a call: a tile row is one row of
 // activations.
 //
-//   weight = bf16(fma(scale, float(u - offset), minimum)), k6 with d * s for its scale, to nearest
-//   even; per tile: even and odd columns are two chains of fused multiply-adds from zero,
+//   weight = bf16(fma(scale, float(u - offset), minimum)), K kinds with d * s for the scale, to
+//   nearest even; per tile: even and odd columns are two chains of fused multiply-adds from zero,
 //   subnormals count as zero; acc = acc + (even + odd) (TDPBF16PS, Intel SDM volume 2)
 //
 // A panel's tiles are made once for all rows of a block and stay in the cache; the rows pass by.
@@ -64,9 +64,9 @@ template <class Machine>
 INLINE void decode_tile(const PackedMatrix& matrix, const std::byte* group, Lanes scale,
                         Lanes minimum, uint16_t* to) {
     const auto offset = static_cast<uint32_t>(matrix.offset);
-    if (matrix.kind == WeightKind::u8) {
+    if (matrix.kind != WeightKind::u4) {
         for (int32_t c = 0; c < 8; ++c) {
-            const LanesBits four = load_bits(group + c * 64);
+            const LanesBits four = byte_chunk(matrix.kind, group, c);
             uint16_t* at = to + 2 * c * 32;
             store_column_pair<Machine>(four, 0, 255, offset, scale, minimum, at);
             store_column_pair<Machine>(four, 16, 255, offset, scale, minimum, at + 32);
@@ -93,15 +93,17 @@ INLINE void decode_super_panel(const TileCall& call, const std::byte* base, uint
         source.enter((call.first_group + i) / SUPER_GROUPS);
         for (int32_t c = 0; c < CHUNKS; ++c) {
             Lanes scale = source.scale(g);
+            Lanes minimum = splat(0.0f);
             if constexpr (Kind::HALVES == 2) {
                 scale = scale * source.half_scale(g, c / HALF_CHUNKS);
+                if (Kind::OFFSET == 0) minimum = source.half_minimum(g, c / HALF_CHUNKS);
+            } else if constexpr (Kind::OFFSET == 0) {
+                minimum = source.minimum(g);
             }
-            const Lanes minimum = Kind::HALVES == 2 ? splat(0.0f) : source.minimum(g);
-            const uint32_t offset = Kind::HALVES == 2 ? K6_OFFSET : 0;
             const LanesBits four = source.chunk(g, c);
             uint16_t* at = to + 2 * c * 32;
-            store_column_pair<Machine>(four, 0, 255, offset, scale, minimum, at);
-            store_column_pair<Machine>(four, 16, 255, offset, scale, minimum, at + 32);
+            store_column_pair<Machine>(four, 0, 255, Kind::OFFSET, scale, minimum, at);
+            store_column_pair<Machine>(four, 16, 255, Kind::OFFSET, scale, minimum, at + 32);
         }
     }
 }
@@ -110,11 +112,13 @@ template <class Machine>
 INLINE void decode_panel(const TileCall& call, int32_t panel, uint16_t* to) {
     const PackedMatrix& matrix = call.matrix;
     const std::byte* base = matrix.data + panel * matrix.panel_bytes;
+    if (matrix.kind == WeightKind::k2) return decode_super_panel<Machine, K2>(call, base, to);
     if (matrix.kind == WeightKind::k4) return decode_super_panel<Machine, K4>(call, base, to);
+    if (matrix.kind == WeightKind::kn4) return decode_super_panel<Machine, Kn4>(call, base, to);
     if (matrix.kind == WeightKind::k5) return decode_super_panel<Machine, K5>(call, base, to);
     if (matrix.kind == WeightKind::k6) return decode_super_panel<Machine, K6>(call, base, to);
     const int64_t all_groups = matrix.columns / GROUP_COLUMNS;
-    const int64_t group_bytes = matrix.kind == WeightKind::u4 ? 256 : 512;
+    const int64_t group_bytes = group_bytes_of(matrix.kind);
     const auto* scales = reinterpret_cast<const uint16_t*>(base + all_groups * group_bytes);
     const uint16_t* minima = scales + all_groups * PANEL_ROWS;
     for (int32_t g = 0; g < call.groups; ++g) {

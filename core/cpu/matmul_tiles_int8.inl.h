@@ -25,9 +25,9 @@ constexpr int64_t INT8_ROW_BYTES = INT8_GROUPS_MAX * GROUP_COLUMNS;
 static_assert(INT8_GROUPS_MAX % INT8_SUM_GROUPS == 0);
 static_assert(TILE_ROWS % INT8_RESCALE_ROWS == 0);
 
-// k6 has two scales in a group, and its sums would be a quarter of a tile deep.
+// Of a kind with two scales in a group the sums would be a quarter of a tile deep.
 constexpr bool has_int8_tiles(WeightKind kind) {
-    return is_quantised(kind) && kind != WeightKind::k6;
+    return is_quantised(kind) && !has_half_scales(kind);
 }
 
 // A chunk of a panel's groups.
@@ -80,7 +80,7 @@ INLINE void store_outputs(float* to, Lanes value, int32_t lanes) {
 }
 
 constexpr bool adds_minimum(const PackedMatrix& matrix) {
-    return matrix.affine || is_k_kind(matrix.kind);
+    return matrix.affine || has_small_minima(matrix.kind);
 }
 
 template <class Kind>
@@ -93,7 +93,7 @@ INLINE void decode_int8_supers(const Int8Call& call, const std::byte* base, Int8
             store_bits(to.decoded + i * INT8_GROUP_BYTES + c * CHUNK_BYTES, source.chunk(g, c));
         }
         store(to.scales + i * PANEL_ROWS, source.scale(g));
-        store(to.minima + i * PANEL_ROWS, source.minimum(g));
+        if constexpr (Kind::OFFSET == 0) store(to.minima + i * PANEL_ROWS, source.minimum(g));
     }
     to.groups = to.decoded;
 }
@@ -116,8 +116,9 @@ INLINE void decode_int8_panel(const Int8Call& call, int32_t panel, Int8Panel& to
     const std::byte* base = matrix.data + panel * matrix.panel_bytes;
     if (matrix.kind == WeightKind::k4) return decode_int8_supers<K4>(call, base, to);
     if (matrix.kind == WeightKind::k5) return decode_int8_supers<K5>(call, base, to);
-    const bool nibbles = matrix.kind == WeightKind::u4;
-    const int64_t group_bytes = nibbles ? INT8_GROUP_BYTES / 2 : INT8_GROUP_BYTES;
+    if (matrix.kind == WeightKind::kn4) return decode_int8_supers<Kn4>(call, base, to);
+    const bool nibbles = matrix.kind != WeightKind::u8;
+    const int64_t group_bytes = group_bytes_of(matrix.kind);
     const int64_t all_groups = matrix.columns / GROUP_COLUMNS;
     const auto* scales = reinterpret_cast<const uint16_t*>(base + all_groups * group_bytes);
     const uint16_t* minima = scales + all_groups * PANEL_ROWS;
@@ -130,7 +131,7 @@ INLINE void decode_int8_panel(const Int8Call& call, int32_t panel, Int8Panel& to
         }
         for (int32_t c = 0; nibbles && c < CHUNKS; ++c) {
             store_bits(to.decoded + i * INT8_GROUP_BYTES + c * CHUNK_BYTES,
-                       chunk_of<K4>(base + group * group_bytes, c));
+                       byte_chunk(matrix.kind, base + group * group_bytes, c));
         }
     }
 }
@@ -138,6 +139,8 @@ INLINE void decode_int8_panel(const Int8Call& call, int32_t panel, Int8Panel& to
 // The activations' side of the rescale; rows that fill up a step of it are zero.
 INLINE void prepare_int8_rows(const Int8Call& call, Int8Buffers& buffers) {
     const int64_t all_groups = call.matrix.columns / GROUP_COLUMNS;
+    const bool table = call.matrix.kind == WeightKind::kn4;
+    const int32_t offset = table ? TABLE_OFFSET : call.matrix.offset;
     for (int32_t r = 0; r < call.rows || r % INT8_RESCALE_ROWS != 0; ++r) {
         const bool exists = r < call.rows;
         const int64_t at = int64_t{call.row + r} * all_groups + call.first_group;
@@ -146,7 +149,7 @@ INLINE void prepare_int8_rows(const Int8Call& call, Int8Buffers& buffers) {
             const int32_t sum = exists ? call.x.sums[at + g] : 0;
             buffers.scales[r][g] = scale;
             buffers.scaled_sums[r][g] = scale * static_cast<float>(sum);
-            buffers.offsets[r][g] = -call.matrix.offset * sum;
+            buffers.offsets[r][g] = -offset * sum;
         }
     }
 }

@@ -4,12 +4,19 @@
 // Everything here has internal linkage on purpose. A header that objects of several instruction
 // sets include must not define a function that the linker could merge across them.
 //
-// defines: half_to_float, float_to_half, bf16_to_float, float_to_bf16
+// defines: half_to_float, float_to_half, bf16_to_float, float_to_bf16, NON_LINEAR_VALUES,
+// TWICE_FP4_VALUES
 #pragma once
 
 #include <cstdint>
 
 namespace sublimate::cpu {
+
+// What four bits stand for in IQ4_NL and IQ4_XS (ggml, src/ggml-common.h: kvalues_iq4nl) and in
+// MXFP4 (OCP Microscaling Formats 1.0, FP4 E2M1: twice its numbers, so that they are whole).
+constexpr int8_t NON_LINEAR_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                          1,    13,   25,  38,  53,  69,  89,  113};
+constexpr int8_t TWICE_FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // IEEE 754 binary16, every value exact in binary32.
 [[maybe_unused]] static inline float half_to_float(uint16_t half) {

@@ -37,6 +37,9 @@ namespace sublimate::cpu {
 //   k4, k5   w = (d * s) * u - dmin * m: products of half and byte, exact, so that m of the formula
 //            above is -(dmin * m)
 //   k6       w = (d * s) * (u - 32): s is signed and stands for 16 columns
+//   k2       w = (d * s) * u - dmin * m: s and m stand for 16 columns
+//   kn4      w = (d * s) * value: s is signed
+// In kinds with a table four bits are a place in it (numbers.h has both); w = d * value.
 enum class WeightKind : int32_t {
     f32 = 0,  // panel: [column][16] float
     f16 = 1,  // panel: [column][16] half
@@ -54,6 +57,14 @@ enum class WeightKind : int32_t {
     // super-group: [8 groups] 4 chunks and two planes, bits 2(c % 4) .. + 1 of plane c / 4 those of
     // chunk c; [8][2][16] int8 s; [16] half d; 32 bytes unused
     k6 = 7,
+    n4 = 8, // as u4, u a place in NON_LINEAR_VALUES
+    m4 = 9, // as u4, u a place in TWICE_FP4_VALUES
+    // super-group: [8 groups] 4 chunks as of n4; [8][16] int8 s; [16] half d; 32 bytes unused
+    kn4 = 10,
+    // super-group: [8 groups] 2 chunks, bits 2c .. + 1 of chunk k byte 4*r+j = u[r][16k+4c+j]; 4
+    // chunks, chunk k byte 4*r+j = s | m << 4 of output r, columns 16 * (4k+j) .. + 15; [16] half
+    // d; [16] half dmin
+    k2 = 11,
 };
 constexpr WeightKind LAST_KIND = WeightKind::k6;
 
@@ -62,6 +73,7 @@ constexpr int32_t GROUP_COLUMNS = 32;
 constexpr int32_t SUPER_GROUPS = 8; // of the K kinds
 constexpr int32_t SUPER_COLUMNS = SUPER_GROUPS * GROUP_COLUMNS;
 constexpr int32_t K6_OFFSET = 32;
+constexpr int32_t TABLE_OFFSET = 128; // makes a table's values unsigned
 
 // Where a K kind's pieces lie in a super-group.
 struct SuperLayout {
@@ -74,6 +86,8 @@ struct SuperLayout {
 constexpr SuperLayout K4_LAYOUT = {256, 2048, 2176, 2304, 2368};
 constexpr SuperLayout K5_LAYOUT = {320, 2560, 2688, 2816, 2880};
 constexpr SuperLayout K6_LAYOUT = {384, 3072, 0, 3328, 3392};
+constexpr SuperLayout KN4_LAYOUT = {256, 2048, 0, 2176, 2240};
+constexpr SuperLayout K2_LAYOUT = {128, 1024, 1024, 1280, 1344};
 
 static_assert(K4_LAYOUT.group_bytes * 2 == PANEL_ROWS * GROUP_COLUMNS, "four bits a weight");
 static_assert(K5_LAYOUT.group_bytes * 8 == 5 * PANEL_ROWS * GROUP_COLUMNS, "five");
@@ -84,6 +98,11 @@ static_assert(K6_LAYOUT.scales == SUPER_GROUPS * K6_LAYOUT.group_bytes);
 static_assert(K4_LAYOUT.minima == K4_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
 static_assert(K5_LAYOUT.minima == K5_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
 static_assert(K6_LAYOUT.super_scales == K6_LAYOUT.scales + 2 * SUPER_GROUPS * PANEL_ROWS);
+static_assert(KN4_LAYOUT.scales == SUPER_GROUPS * KN4_LAYOUT.group_bytes);
+static_assert(KN4_LAYOUT.super_scales == KN4_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
+static_assert(K2_LAYOUT.scales == SUPER_GROUPS * K2_LAYOUT.group_bytes);
+static_assert(K2_LAYOUT.super_scales == K2_LAYOUT.scales + 2 * SUPER_GROUPS * PANEL_ROWS);
+static_assert(KN4_LAYOUT.bytes % 64 == 0 && K2_LAYOUT.bytes % 64 == 0);
 static_assert(K4_LAYOUT.bytes % 64 == 0 && K5_LAYOUT.bytes % 64 == 0 && K6_LAYOUT.bytes % 64 == 0);
 
 struct PackedMatrix {
@@ -91,11 +110,16 @@ struct PackedMatrix {
     int32_t rows;          // outputs; rows past it in the last panel are zero
     int32_t columns;       // inputs; quantised kinds need columns % 32 == 0, K kinds % 256 == 0
     int32_t panels;        // ceil(rows / 16)
-    int32_t offset;        // u4 and u8, not affine: 8 (Q4_0), 16 (Q5_0), 128 (Q8_0); else 0
+    int32_t offset;        // not affine: 8 (Q4_0), 16 (Q5_0), 128 (Q8_0, n4, m4); else 0
     bool affine;           // m present (Q4_1, Q5_1); K kinds: false, the kind says it
     int64_t panel_bytes;   // multiple of 64
     const std::byte* data; // (panel, panel_bytes), 64-byte aligned
 };
+
+// Bytes of 16 outputs x 32 columns in a kind with scales behind all groups.
+constexpr int64_t group_bytes_of(WeightKind kind) {
+    return kind == WeightKind::u8 ? 512 : 256;
+}
 
 // Bytes of one panel for a kind; the packer, the kernels and the tests use this one function.
 constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine) {
@@ -109,10 +133,10 @@ constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine)
         bytes = int64_t{columns} * PANEL_ROWS * 2;
         break;
     case WeightKind::u4:
-        bytes = int64_t{columns} / GROUP_COLUMNS * (256 + (affine ? 64 : 32));
-        break;
+    case WeightKind::n4:
+    case WeightKind::m4:
     case WeightKind::u8:
-        bytes = int64_t{columns} / GROUP_COLUMNS * (512 + (affine ? 64 : 32));
+        bytes = int64_t{columns} / GROUP_COLUMNS * (group_bytes_of(kind) + (affine ? 64 : 32));
         break;
     case WeightKind::k4:
         bytes = int64_t{columns} / SUPER_COLUMNS * K4_LAYOUT.bytes;
@@ -123,6 +147,12 @@ constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine)
     case WeightKind::k6:
         bytes = int64_t{columns} / SUPER_COLUMNS * K6_LAYOUT.bytes;
         break;
+    case WeightKind::kn4:
+        bytes = int64_t{columns} / SUPER_COLUMNS * KN4_LAYOUT.bytes;
+        break;
+    case WeightKind::k2:
+        bytes = int64_t{columns} / SUPER_COLUMNS * K2_LAYOUT.bytes;
+        break;
     }
     return (bytes + 63) / 64 * 64;
 }
@@ -130,11 +160,33 @@ constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine)
 constexpr bool is_quantised(WeightKind kind) {
     return kind >= WeightKind::u4;
 }
+constexpr bool is_table_kind(WeightKind kind) { // with scales behind all groups
+    return kind == WeightKind::n4 || kind == WeightKind::m4;
+}
 constexpr bool is_k_kind(WeightKind kind) {
-    return kind >= WeightKind::k4;
+    return kind >= WeightKind::k4 && !is_table_kind(kind);
+}
+// Two scales in a group.
+constexpr bool has_half_scales(WeightKind kind) {
+    return kind == WeightKind::k6 || kind == WeightKind::k2;
+}
+// A K kind with a minimum beside each scale.
+constexpr bool has_small_minima(WeightKind kind) {
+    return kind == WeightKind::k4 || kind == WeightKind::k5 || kind == WeightKind::k2;
 }
 constexpr SuperLayout super_layout(WeightKind kind) {
-    return kind == WeightKind::k4 ? K4_LAYOUT : (kind == WeightKind::k5 ? K5_LAYOUT : K6_LAYOUT);
+    switch (kind) {
+    case WeightKind::k4:
+        return K4_LAYOUT;
+    case WeightKind::k5:
+        return K5_LAYOUT;
+    case WeightKind::kn4:
+        return KN4_LAYOUT;
+    case WeightKind::k2:
+        return K2_LAYOUT;
+    default:
+        return K6_LAYOUT;
+    }
 }
 
 // ---- activations ------------------------------------------------------------------------------
@@ -217,9 +269,11 @@ struct Ops {
     // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels
     // [panel_begin, panel_end); lanes past matrix.rows are not written. Groups in column order:
     //   acc = fma(float(exact int32 sum of (u - offset) * value), d * scale, acc), then if affine
-    //   acc = fma(m, scale * float(sum), acc). k4, k5: as affine, with d * s for d. k6: the sum is
-    //   s0 * (that of the first 16 columns) + s1 * (that of the others), below 2^24, so that fp32
-    //   holds every partial sum exactly. Float kinds: acc = fma(w, x, acc) in column order.
+    //   acc = fma(m, scale * float(sum), acc). k4, k5, kn4: likewise, with d * s for d. k6, k2: the
+    //   sum is s0 * (that of the first 16 columns) + s1 * (that of the others), below 2^24, so that
+    //   fp32 holds every partial sum exactly; k2 has its minimum for the first 16 columns, then for
+    //   the others. Tables: u - offset is the value. Float kinds: acc = fma(w, x, acc) in column
+    //   order.
     void (*matmul)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                    int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                    int64_t out_stride);

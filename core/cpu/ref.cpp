@@ -90,7 +90,7 @@ struct Panel {
         return static_cast<uint16_t>(byte(2 * at) | byte(2 * at + 1) << 8);
     }
     int32_t groups() const { return matrix.columns / GROUP_COLUMNS; }
-    int64_t group_bytes() const { return matrix.kind == WeightKind::u4 ? 256 : 512; }
+    int64_t group_bytes() const { return group_bytes_of(matrix.kind); }
     uint32_t nibble(int64_t group_at, int32_t lane, int32_t i) const {
         const uint32_t both = byte(group_at + i % 16 / 4 * 64 + 4 * lane + i % 4);
         return i < 16 ? both & 15u : both >> 4;
@@ -100,7 +100,11 @@ struct Panel {
         if (matrix.kind == WeightKind::u8) {
             return byte(group * group_bytes() + i / 4 * 64 + 4 * lane + i % 4);
         }
-        return nibble(group * group_bytes(), lane, i);
+        const uint32_t place = nibble(group * group_bytes(), lane, i);
+        if (matrix.kind == WeightKind::u4) return place;
+        const bool fp4 = matrix.kind == WeightKind::m4;
+        const int8_t value = (fp4 ? TWICE_FP4_VALUES : NON_LINEAR_VALUES)[place];
+        return static_cast<uint32_t>(value + TABLE_OFFSET);
     }
     float scale(int32_t group, int32_t lane) const {
         const int64_t first = groups() * group_bytes() / 2;
@@ -145,14 +149,21 @@ struct SuperPanel {
     const SuperLayout layout = super_layout(kind);
 
     int64_t super_at(int32_t group) const { return group / SUPER_GROUPS * layout.bytes; }
-    uint32_t quantised(int32_t group, int32_t lane, int32_t i) const {
+    uint32_t bits(int32_t group, int32_t lane, int32_t i) const {
         const int64_t at = super_at(group) + group % SUPER_GROUPS * layout.group_bytes;
+        const int32_t chunk = i / 4;
+        const int64_t four = at + chunk / 4 * 64 + 4 * lane + i % 4;
+        if (kind == WeightKind::k2) return panel.byte(four) >> 2 * (chunk % 4) & 3u;
         const uint32_t low = panel.nibble(at, lane, i);
         const int64_t plane = at + K4_LAYOUT.group_bytes + 4 * lane + i % 4;
-        const int32_t chunk = i / 4;
         if (kind == WeightKind::k5) return low | (panel.byte(plane) >> chunk & 1u) << 4;
-        if (kind == WeightKind::k4) return low;
+        if (kind != WeightKind::k6) return low;
         return low | (panel.byte(plane + chunk / 4 * 64) >> 2 * (chunk % 4) & 3u) << 4;
+    }
+    int32_t value(int32_t group, int32_t lane, int32_t i) const {
+        const uint32_t u = bits(group, lane, i);
+        if (kind == WeightKind::kn4) return NON_LINEAR_VALUES[u];
+        return static_cast<int32_t>(u) - (kind == WeightKind::k6 ? K6_OFFSET : 0);
     }
     // d, or dmin in the second place.
     float super_scale(int32_t group, int32_t lane, int32_t place) const {
@@ -161,13 +172,27 @@ struct SuperPanel {
     }
     float scale(int32_t group, int32_t lane) const {
         const int64_t at = super_at(group) + layout.scales + group % SUPER_GROUPS * PANEL_ROWS;
-        return super_scale(group, lane, 0) * static_cast<float>(panel.byte(at + lane));
+        const uint32_t byte = panel.byte(at + lane);
+        const float small = kind == WeightKind::kn4 ? static_cast<float>(static_cast<int8_t>(byte))
+                                                    : static_cast<float>(byte);
+        return super_scale(group, lane, 0) * small;
     }
     float minimum(int32_t group, int32_t lane) const {
         const int64_t at = super_at(group) + layout.minima + group % SUPER_GROUPS * PANEL_ROWS;
         return -(super_scale(group, lane, 1) * static_cast<float>(panel.byte(at + lane)));
     }
+    // k2: scale and minimum of 16 columns.
+    uint32_t small_pair(int32_t group, int32_t lane, int32_t half) const {
+        const int32_t i = group % SUPER_GROUPS * 2 + half;
+        return panel.byte(super_at(group) + layout.scales + i / 4 * 64 + 4 * lane + i % 4);
+    }
+    float half_minimum(int32_t group, int32_t lane, int32_t half) const {
+        return -(super_scale(group, lane, 1) *
+                 static_cast<float>(small_pair(group, lane, half) >> 4));
+    }
     int32_t half_scale(int32_t group, int32_t lane, int32_t half) const {
+        if (kind == WeightKind::k2)
+            return static_cast<int32_t>(small_pair(group, lane, half) & 15u);
         const int64_t at =
             super_at(group) + layout.scales + (group % SUPER_GROUPS * 2 + half) * PANEL_ROWS;
         return static_cast<int8_t>(panel.byte(at + lane));
@@ -176,21 +201,29 @@ struct SuperPanel {
 
 float dot_super(const Panel& whole, const Activations& x, int32_t row, int32_t lane) {
     const SuperPanel panel{whole};
-    const bool halves = panel.kind == WeightKind::k6;
+    const bool halves = has_half_scales(panel.kind);
     float result = 0.0f;
     for (int32_t group = 0; group < whole.groups(); ++group) {
         const int64_t at = int64_t{row} * whole.groups() + group;
         int32_t sum = 0;
+        int32_t half_sums[2] = {}; // of the activations
         for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
-            auto weight = static_cast<int32_t>(panel.quantised(group, lane, i));
-            if (halves) weight = (weight - K6_OFFSET) * panel.half_scale(group, lane, i / 16);
+            int32_t weight = panel.value(group, lane, i);
+            if (halves) weight *= panel.half_scale(group, lane, i / 16);
             sum += weight * x.values[at * GROUP_COLUMNS + i];
+            half_sums[i / 16] += x.values[at * GROUP_COLUMNS + i];
         }
         const float d = halves ? panel.super_scale(group, lane, 0) : panel.scale(group, lane);
         result = std::fma(static_cast<float>(sum), d * x.scales[at], result);
-        if (halves) continue;
-        const float scaled_sum = x.scales[at] * static_cast<float>(x.sums[at]);
-        result = std::fma(panel.minimum(group, lane), scaled_sum, result);
+        if (!has_small_minima(panel.kind)) continue;
+        if (!halves) {
+            const float scaled_sum = x.scales[at] * static_cast<float>(x.sums[at]);
+            result = std::fma(panel.minimum(group, lane), scaled_sum, result);
+        }
+        for (int32_t h = 0; halves && h < 2; ++h) {
+            const float scaled_sum = x.scales[at] * static_cast<float>(half_sums[h]);
+            result = std::fma(panel.half_minimum(group, lane, h), scaled_sum, result);
+        }
     }
     return result;
 }

@@ -58,8 +58,12 @@ const char* tensor_type_name(TensorType type) {
         return "Q8_0";
     case TensorType::iq4_nl:
         return "IQ4_NL";
+    case TensorType::iq4_xs:
+        return "IQ4_XS";
     case TensorType::mxfp4:
         return "MXFP4";
+    case TensorType::q2_k:
+        return "Q2_K";
     case TensorType::q3_k:
         return "Q3_K";
     case TensorType::q4_k:

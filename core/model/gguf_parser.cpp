@@ -56,6 +56,12 @@ bool block_size_of(uint32_t type, BlockSize* size) {
     case TensorType::mxfp4:
         *size = {32, 17};
         return true;
+    case TensorType::iq4_xs:
+        *size = {256, 136};
+        return true;
+    case TensorType::q2_k:
+        *size = {256, 84};
+        return true;
     case TensorType::q3_k:
         *size = {256, 110};
         return true;
@@ -354,8 +360,8 @@ private:
         }
         return fail(name + " has type " + std::to_string(type) +
                     (other == nullptr ? "" : std::string(" (") + other->name + ")") +
-                    "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, "
-                    "Q3_K, Q4_K, Q5_K and Q6_K");
+                    "; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, "
+                    "MXFP4, Q2_K, Q3_K, Q4_K, Q5_K and Q6_K");
     }
 
     Status index_tensors() {

@@ -119,11 +119,102 @@ KBlock read_q3_k(const std::byte* block) {
     return result;
 }
 
+// A byte of scale and minimum for each 16 columns, then two bits of each weight, four of which
+// share a byte.
+KBlock read_q2_k(const std::byte* block) {
+    constexpr int32_t PAIRS = 2 * SUPER_GROUPS;
+    constexpr int32_t LOW_BYTES = 64;
+    const auto* pairs = reinterpret_cast<const uint8_t*>(block);
+    const uint8_t* low = pairs + PAIRS;
+    KBlock result = {};
+    for (int32_t i = 0; i < PAIRS; i++) {
+        result.scales[i] = pairs[i] & 15;
+        result.minima[i] = pairs[i] >> 4;
+    }
+    for (int32_t c = 0; c < SUPER_COLUMNS; c++) {
+        const int32_t plane = c / GROUP_COLUMNS; // four of them share 32 bytes
+        result.values[c] =
+            low[plane / 4 * GROUP_COLUMNS + c % GROUP_COLUMNS] >> 2 * (plane % 4) & 3;
+    }
+    result.super_scale = read<uint16_t>(block + PAIRS + LOW_BYTES);
+    result.super_minimum = read<uint16_t>(block + PAIRS + LOW_BYTES + 2);
+    return result;
+}
+
+// Eight signed scales of six bits, two above and four below, then blocks as of IQ4_NL.
+KBlock read_iq4_xs(const std::byte* block) {
+    constexpr int32_t HEADER_BYTES = 8; // d, pairs of high bits, low nibbles
+    constexpr int32_t SCALE_OFFSET = 32;
+    const auto high = read<uint16_t>(block + 2);
+    const auto* low = reinterpret_cast<const uint8_t*>(block) + 4;
+    const auto* places = reinterpret_cast<const uint8_t*>(block) + HEADER_BYTES;
+    KBlock result = {};
+    result.super_scale = read<uint16_t>(block);
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        const uint32_t nibble = low[g / 2] >> 4 * (g % 2) & 15u;
+        const uint32_t above = static_cast<uint32_t>(high) >> 2 * g & 3u;
+        const auto scale = static_cast<int32_t>(nibble | above << 4) - SCALE_OFFSET;
+        result.scales[g] = static_cast<uint8_t>(static_cast<int8_t>(scale));
+        uint8_t* to = result.values + g * GROUP_COLUMNS;
+        for (int32_t i = 0; i < GROUP_COLUMNS / 2; i++) {
+            const uint8_t both = places[g * GROUP_COLUMNS / 2 + i];
+            to[i] = both & 15;
+            to[i + GROUP_COLUMNS / 2] = both >> 4;
+        }
+    }
+    return result;
+}
+
+// k2: a group's weights in two words of each output, scale and minimum in a byte.
+void write_k2(const KBlock& block, int32_t lane, std::byte* super) {
+    const SuperLayout layout = cpu::K2_LAYOUT;
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        uint32_t words[CHUNKS];
+        std::memcpy(words, block.values + g * GROUP_COLUMNS, sizeof words);
+        uint32_t two[2] = {};
+        for (int32_t c = 0; c < CHUNKS; c++)
+            two[c / NIBBLE_CHUNKS] |= (words[c] & TWO_BITS) << 2 * (c % NIBBLE_CHUNKS);
+        std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
+        write(group, two[0]);
+        write(group + CHUNK_BYTES, two[1]);
+    }
+    for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++)
+        super[layout.scales + i / WORD_BYTES * CHUNK_BYTES + lane * WORD_BYTES + i % WORD_BYTES] =
+            static_cast<std::byte>(block.scales[i] | block.minima[i] << 4);
+    write(super + layout.super_scales + 2 * lane, block.super_scale);
+    write(super + layout.super_scales + 2 * (PANEL_ROWS + lane), block.super_minimum);
+}
+
+KBlock packed_k2(const std::byte* super, int32_t lane) {
+    const SuperLayout layout = cpu::K2_LAYOUT;
+    KBlock block = {};
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        const std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
+        uint32_t words[CHUNKS];
+        for (int32_t c = 0; c < CHUNKS; c++)
+            words[c] =
+                read<uint32_t>(group + c / NIBBLE_CHUNKS * CHUNK_BYTES) >> 2 * (c % NIBBLE_CHUNKS) &
+                TWO_BITS;
+        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
+    }
+    for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++) {
+        const auto both = read<uint8_t>(super + layout.scales + i / WORD_BYTES * CHUNK_BYTES +
+                                        lane * WORD_BYTES + i % WORD_BYTES);
+        block.scales[i] = both & 15;
+        block.minima[i] = both >> 4;
+    }
+    block.super_scale = read<uint16_t>(super + layout.super_scales + 2 * lane);
+    block.super_minimum = read<uint16_t>(super + layout.super_scales + 2 * (PANEL_ROWS + lane));
+    return block;
+}
+
 } // namespace
 
 KBlock read_k_block(TensorType type, const std::byte* block) {
     if (type == TensorType::q6_k) return read_q6_k(block);
     if (type == TensorType::q3_k) return read_q3_k(block);
+    if (type == TensorType::q2_k) return read_q2_k(block);
+    if (type == TensorType::iq4_xs) return read_iq4_xs(block);
     CHECK(type == TensorType::q4_k || type == TensorType::q5_k);
     constexpr int32_t HEADER_BYTES = 4; // two halves
     constexpr int32_t SIX_BITS_BYTES = 12;
@@ -147,6 +238,7 @@ KBlock read_k_block(TensorType type, const std::byte* block) {
 void write_k_block(WeightKind kind, const KBlock& block, int32_t lane, std::byte* super) {
     CHECK(cpu::is_k_kind(kind));
     CHECK(lane >= 0 && lane < PANEL_ROWS);
+    if (kind == WeightKind::k2) return write_k2(block, lane, super);
     const SuperLayout layout = cpu::super_layout(kind);
     for (int32_t g = 0; g < SUPER_GROUPS; g++) {
         std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
@@ -171,7 +263,7 @@ void write_k_block(WeightKind kind, const KBlock& block, int32_t lane, std::byte
     for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
         write(super + layout.scales + i * PANEL_ROWS + lane, block.scales[i]);
     write(super + layout.super_scales + 2 * lane, block.super_scale);
-    if (halves == 2) return;
+    if (!cpu::has_small_minima(kind)) return;
     for (int32_t i = 0; i < SUPER_GROUPS; i++)
         write(super + layout.minima + i * PANEL_ROWS + lane, block.minima[i]);
     write(super + layout.super_scales + 2 * (PANEL_ROWS + lane), block.super_minimum);
@@ -180,6 +272,7 @@ void write_k_block(WeightKind kind, const KBlock& block, int32_t lane, std::byte
 KBlock packed_k_block(WeightKind kind, const std::byte* super, int32_t lane) {
     CHECK(cpu::is_k_kind(kind));
     CHECK(lane >= 0 && lane < PANEL_ROWS);
+    if (kind == WeightKind::k2) return packed_k2(super, lane);
     const SuperLayout layout = cpu::super_layout(kind);
     KBlock block = {};
     for (int32_t g = 0; g < SUPER_GROUPS; g++) {
@@ -203,7 +296,7 @@ KBlock packed_k_block(WeightKind kind, const std::byte* super, int32_t lane) {
     for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
         block.scales[i] = read<uint8_t>(super + layout.scales + i * PANEL_ROWS + lane);
     block.super_scale = read<uint16_t>(super + layout.super_scales + 2 * lane);
-    if (halves == 2) return block;
+    if (!cpu::has_small_minima(kind)) return block;
     for (int32_t i = 0; i < SUPER_GROUPS; i++)
         block.minima[i] = read<uint8_t>(super + layout.minima + i * PANEL_ROWS + lane);
     block.super_minimum = read<uint16_t>(super + layout.super_scales + 2 * (PANEL_ROWS + lane));
@@ -213,15 +306,18 @@ KBlock packed_k_block(WeightKind kind, const std::byte* super, int32_t lane) {
 void k_block_to_floats(WeightKind kind, const KBlock& block, float* out) {
     const float super_scale = cpu::half_to_float(block.super_scale);
     const float super_minimum = cpu::half_to_float(block.super_minimum);
-    const bool halves = kind == WeightKind::k6;
-    const int32_t run = halves ? GROUP_COLUMNS / 2 : GROUP_COLUMNS; // columns of one scale
-    const int32_t offset = halves ? cpu::K6_OFFSET : 0;
+    const bool minima = cpu::has_small_minima(kind); // else scales are signed
+    const int32_t run = cpu::has_half_scales(kind) ? GROUP_COLUMNS / 2 : GROUP_COLUMNS;
+    const int32_t offset = kind == WeightKind::k6 ? cpu::K6_OFFSET : 0;
     for (int32_t i = 0; i < SUPER_COLUMNS / run; i++) {
-        const int32_t small = halves ? static_cast<int8_t>(block.scales[i]) : block.scales[i];
+        const int32_t small = minima ? block.scales[i] : static_cast<int8_t>(block.scales[i]);
         const float scale = super_scale * static_cast<float>(small);
-        const float minimum = halves ? 0.0f : super_minimum * static_cast<float>(block.minima[i]);
-        for (int32_t c = i * run; c < (i + 1) * run; c++)
-            out[c] = scale * static_cast<float>(block.values[c] - offset) - minimum;
+        const float minimum = minima ? super_minimum * static_cast<float>(block.minima[i]) : 0.0f;
+        for (int32_t c = i * run; c < (i + 1) * run; c++) {
+            const int32_t value = kind == WeightKind::kn4 ? cpu::NON_LINEAR_VALUES[block.values[c]]
+                                                          : block.values[c] - offset;
+            out[c] = scale * static_cast<float>(value) - minimum;
+        }
     }
 }
 

@@ -45,12 +45,6 @@ struct BlockFormat {
     int32_t header_bytes = 2;      // halves, but for MXFP4
 };
 
-// Sources: ggml, src/ggml-common.h (kvalues_iq4nl); OCP Microscaling Formats 1.0, FP4 (E2M1), twice
-// its values, so that they are whole.
-constexpr int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                      1,    13,   25,  38,  53,  69,  89,  113};
-constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
 // A power of two that MXFP4 multiplies twice its values with: 2^(exponent - 128), as a half.
 constexpr int32_t MXFP4_BIAS = 128;
 constexpr int32_t HALF_EXPONENT_MIN = -24; // of a subnormal
@@ -79,10 +73,10 @@ BlockFormat block_format(TensorType type) {
         return {WeightKind::u8, 16, false};
     case TensorType::q5_1:
         return {WeightKind::u8, 0, true, nullptr, 4};
-    case TensorType::iq4_nl: // a byte each: their values are no arithmetic series
-        return {WeightKind::u8, SIGNED_OFFSET, false, IQ4_NL_VALUES};
+    case TensorType::iq4_nl:
+        return {WeightKind::n4, cpu::TABLE_OFFSET, false, cpu::NON_LINEAR_VALUES};
     case TensorType::mxfp4:
-        return {WeightKind::u8, SIGNED_OFFSET, false, MXFP4_VALUES, 1};
+        return {WeightKind::m4, cpu::TABLE_OFFSET, false, cpu::TWICE_FP4_VALUES, 1};
     case TensorType::q8_0:
         return {WeightKind::u8, SIGNED_OFFSET, false};
     default:
@@ -151,7 +145,9 @@ const std::byte* block_at(const GgufTensor& tensor, const std::byte* row, int32_
 
 WeightKind k_kind(TensorType type) {
     CHECK(is_k_type(type));
+    if (type == TensorType::q2_k) return WeightKind::k2;
     if (type == TensorType::q4_k) return WeightKind::k4;
+    if (type == TensorType::iq4_xs) return WeightKind::kn4;
     static_assert(cpu::K6_OFFSET == 32); // which read_q3_k counts on
     return type == TensorType::q5_k ? WeightKind::k5 : WeightKind::k6;
 }
@@ -169,10 +165,12 @@ void row_to_floats(const GgufTensor& tensor, const std::byte* row, float* out) {
     case TensorType::bf16:
         for (int64_t c = 0; c < columns; c++) out[c] = cpu::bf16_to_float(read_half(row + c * 2));
         return;
+    case TensorType::q2_k:
     case TensorType::q3_k:
     case TensorType::q4_k:
     case TensorType::q5_k:
     case TensorType::q6_k:
+    case TensorType::iq4_xs:
         for (int64_t i = 0; i < columns / SUPER_COLUMNS; i++)
             k_block_to_floats(k_kind(tensor.type),
                               read_k_block(tensor.type, block_at(tensor, row, SUPER_COLUMNS, i)),
@@ -266,6 +264,12 @@ void pack_floats(const GgufTensor& tensor, const PackedMatrix& shape, const RowO
     }
 }
 
+int32_t packed_value(const PackedMatrix& matrix, int32_t u) {
+    if (matrix.kind == WeightKind::n4) return cpu::NON_LINEAR_VALUES[u];
+    if (matrix.kind == WeightKind::m4) return cpu::TWICE_FP4_VALUES[u];
+    return u - matrix.offset;
+}
+
 } // namespace
 
 PackedMatrix shape_of_kind(WeightKind kind, int32_t rows, int32_t columns, int32_t offset,
@@ -299,10 +303,12 @@ PackedMatrix packed_shape(const GgufTensor& tensor, bool exact) {
         case TensorType::bf16:
             shape.kind = WeightKind::bf16;
             break;
+        case TensorType::q2_k:
         case TensorType::q3_k:
         case TensorType::q4_k:
         case TensorType::q5_k:
         case TensorType::q6_k:
+        case TensorType::iq4_xs:
             CHECK(shape.columns % SUPER_COLUMNS == 0); // the parser has seen to whole blocks
             shape.kind = k_kind(tensor.type);
             break;
@@ -379,11 +385,11 @@ void unpack_row(const PackedMatrix& matrix, int32_t row, float* out) {
             const std::byte* chunk =
                 panel + (int64_t{group} * chunks + i / WORD_BYTES) * CHUNK_BYTES;
             int32_t both = static_cast<int32_t>(chunk[lane * WORD_BYTES + i % WORD_BYTES]);
-            int32_t low = (bytes ? both : both & 15) - matrix.offset;
+            int32_t low = packed_value(matrix, bytes ? both : both & 15);
             to[i] = scale * static_cast<float>(low) + minimum;
             if (!bytes)
                 to[i + GROUP_COLUMNS / 2] =
-                    scale * static_cast<float>((both >> 4) - matrix.offset) + minimum;
+                    scale * static_cast<float>(packed_value(matrix, both >> 4)) + minimum;
         }
     }
 }

@@ -124,10 +124,6 @@ struct Matrix {
     Aligned bytes;
 };
 
-inline int64_t group_bytes(WeightKind kind) {
-    return kind == WeightKind::u4 ? 256 : 512;
-}
-
 inline uint16_t random_half(Random& random) {
     // Magnitudes of 2^-12 .. 2^-3, either sign, and now and then a zero or a subnormal.
     const int32_t kind = random.below(64);
@@ -160,10 +156,10 @@ inline void fill_super_groups(Random& random, WeightKind kind, int32_t columns, 
         for (int64_t i = 0; i < layout.super_scales; ++i) {
             const int32_t pick = random.below(8);
             int32_t byte = pick == 0 ? 255 : (pick == 1 ? 0 : random.below(256));
-            if (pick == 2 && i >= layout.scales) byte = 128; // the most negative scale of k6
+            if (pick == 2 && i >= layout.scales) byte = 128; // the most negative scale of k6, kn4
             panel[i] = static_cast<std::byte>(byte);
         }
-        for (int32_t i = 0; i < (kind == WeightKind::k6 ? 1 : 2) * PANEL_ROWS; ++i) {
+        for (int32_t i = 0; i < (has_small_minima(kind) ? 2 : 1) * PANEL_ROWS; ++i) {
             const uint16_t half = random_half(random);
             std::memcpy(panel + layout.super_scales + 2 * i, &half, 2);
         }
@@ -191,7 +187,7 @@ inline Matrix random_matrix(Random& random, WeightKind kind, int32_t rows, int32
             fill_floats(random, kind, panel, int64_t{columns} * PANEL_ROWS);
             continue;
         }
-        const int64_t weights = columns / GROUP_COLUMNS * group_bytes(kind);
+        const int64_t weights = columns / GROUP_COLUMNS * group_bytes_of(kind);
         for (int64_t i = 0; i < weights; ++i) {
             // Extremes more often than chance: they are what saturates.
             const int32_t pick = random.below(8);

@@ -55,7 +55,8 @@ std::vector<TinyLlama> shapes() {
     all[7].type = TensorType::f16; // feed-forward columns that are no whole panels
     all[7].value_type = TensorType::f16;
     all[7].feed_forward = 88 + 5;
-    for (TensorType type : {TensorType::q3_k, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
+    for (TensorType type : {TensorType::q2_k, TensorType::iq4_xs, TensorType::q3_k,
+                            TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
         all.push_back(k_model(type));
     all.emplace_back();
     all.back().type = TensorType::iq4_nl;

@@ -337,7 +337,7 @@ TEST(tensor_types_and_blocks) {
         if (i == 1) *type = 9;
     }),
                    "has type 9 (Q8_1); supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
-                   "IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K and Q6_K"));
+                   "IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K and Q6_K"));
     GgufBytes file = valid();
     file.tensor({"ragged", TensorType::q8_0, {33, 32}, zeros(2048)});
     EXPECT(refused(file.bytes(), "no whole blocks of Q8_0"));
@@ -351,6 +351,7 @@ TEST(tensor_types_and_blocks) {
          {Block{TensorType::q5_0, "Q5_0", 32, 22}, Block{TensorType::q5_1, "Q5_1", 32, 24},
           Block{TensorType::q4_k, "Q4_K", 256, 144}, Block{TensorType::q5_k, "Q5_K", 256, 176},
           Block{TensorType::q6_k, "Q6_K", 256, 210}, Block{TensorType::q3_k, "Q3_K", 256, 110},
+          Block{TensorType::q2_k, "Q2_K", 256, 84}, Block{TensorType::iq4_xs, "IQ4_XS", 256, 136},
           Block{TensorType::iq4_nl, "IQ4_NL", 32, 18}, Block{TensorType::mxfp4, "MXFP4", 32, 17}}) {
         GgufBytes whole = valid();
         whole.tensor({"blocks", block.type, {2 * block.columns, 3}, zeros(6 * block.bytes)});

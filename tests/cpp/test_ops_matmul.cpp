@@ -72,7 +72,17 @@ void check_all_shapes() {
             }
         }
     }
-    for (WeightKind kind : {WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind : {WeightKind::n4, WeightKind::m4}) {
+        for (int32_t rows : ROWS) {
+            for (int32_t columns : QUANTISED_COLUMNS) {
+                if (columns > 100 && rows > 5 && rows < 33) continue;
+                check_shape({kind, false, OUTPUTS[seed % 7], columns, rows}, seed);
+                seed++;
+            }
+        }
+    }
+    for (WeightKind kind :
+         {WeightKind::k2, WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
         for (int32_t rows : ROWS) {
             for (int32_t columns : K_COLUMNS) {
                 if (columns > 300 && rows > 9 && rows < 33) continue;
@@ -96,7 +106,8 @@ void check_numbers_that_are_not() {
     Random random(99);
     for (const Shape& shape :
          {Shape{WeightKind::u4, true, 16, 64, 1}, Shape{WeightKind::k4, false, 16, 256, 1},
-          Shape{WeightKind::k6, false, 16, 256, 1}}) {
+          Shape{WeightKind::k6, false, 16, 256, 1}, Shape{WeightKind::n4, false, 16, 64, 1},
+          Shape{WeightKind::kn4, false, 16, 256, 1}, Shape{WeightKind::k2, false, 16, 256, 1}}) {
         const Matrix matrix = random_matrix(random, shape.kind, 16, shape.columns, shape.affine);
         QuantisedRows x = random_rows(random, 1, shape.columns);
         x.scales[1] = std::nanf("");

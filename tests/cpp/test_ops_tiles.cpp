@@ -23,12 +23,29 @@ struct Shape {
     int32_t rows;
 };
 
+float rounded(float weight) {
+    return bf16_to_float(float_to_bf16(weight));
+}
+
+// A weight of k2: two bits, and a byte of scale and minimum for each 16 columns.
+float two_bit_weight_at(const std::byte* super, int32_t lane, int32_t column) {
+    const auto byte_at = [super](int32_t at) { return static_cast<int32_t>(super[at]); };
+    const int32_t i = column % 32;
+    const int32_t four = byte_at(column / 32 * 128 + i / 16 * 64 + 4 * lane + i % 4);
+    const int32_t both = byte_at(1024 + column / 64 * 64 + 4 * lane + column / 16 % 4);
+    const auto* halves = reinterpret_cast<const uint16_t*>(super + 1280);
+    const float scale = half_to_float(halves[lane]) * static_cast<float>(both % 16);
+    const float minimum = half_to_float(halves[16 + lane]) * static_cast<float>(both / 16);
+    return rounded(std::fma(scale, static_cast<float>(four >> i % 16 / 4 * 2 & 3), -minimum));
+}
+
 // A weight of a K kind as ops.h describes it: the bits above the nibble, then the scales.
 float super_weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     const SuperLayout layout = super_layout(m.kind);
     const std::byte* super =
         m.data + output / PANEL_ROWS * m.panel_bytes + column / SUPER_COLUMNS * layout.bytes;
     const int32_t lane = output % PANEL_ROWS;
+    if (m.kind == WeightKind::k2) return two_bit_weight_at(super, lane, column % SUPER_COLUMNS);
     const int32_t group = column % SUPER_COLUMNS / GROUP_COLUMNS;
     const int32_t i = column % GROUP_COLUMNS;
     const std::byte* bytes = super + group * layout.group_bytes;
@@ -43,13 +60,18 @@ float super_weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     if (m.kind == WeightKind::k6) {
         const auto s = static_cast<int8_t>(
             byte_at(super + layout.scales + (2 * group + i / 16) * PANEL_ROWS + lane));
-        return bf16_to_float(float_to_bf16(d * static_cast<float>(s) * static_cast<float>(u - 32)));
+        return rounded(d * static_cast<float>(s) * static_cast<float>(u - 32));
+    }
+    if (m.kind == WeightKind::kn4) {
+        const auto s =
+            static_cast<int8_t>(byte_at(super + layout.scales + group * PANEL_ROWS + lane));
+        return rounded(d * static_cast<float>(s) * static_cast<float>(NON_LINEAR_VALUES[u]));
     }
     const auto s = static_cast<float>(byte_at(super + layout.scales + group * PANEL_ROWS + lane));
     const auto small =
         static_cast<float>(byte_at(super + layout.minima + group * PANEL_ROWS + lane));
     const float minimum = half_to_float(halves[PANEL_ROWS + lane]) * small;
-    return bf16_to_float(float_to_bf16(std::fma(d * s, static_cast<float>(u), -minimum)));
+    return rounded(std::fma(d * s, static_cast<float>(u), -minimum));
 }
 
 // The weight as the format defines it, read from the panel by hand.
@@ -59,7 +81,7 @@ float weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     const int32_t lane = output % PANEL_ROWS;
     const int32_t group = column / GROUP_COLUMNS;
     const int32_t i = column % GROUP_COLUMNS;
-    const bool nibbles = m.kind == WeightKind::u4;
+    const bool nibbles = m.kind != WeightKind::u8;
     const int32_t low = nibbles ? i % 16 : i;
     const int64_t bytes = nibbles ? 256 : 512;
     const auto byte =
@@ -70,7 +92,9 @@ float weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     const float scale = half_to_float(halves[group * PANEL_ROWS + lane]);
     const float minimum =
         m.affine ? half_to_float(halves[(groups + group) * PANEL_ROWS + lane]) : 0.0f;
-    return bf16_to_float(float_to_bf16(std::fma(scale, static_cast<float>(u - m.offset), minimum)));
+    if (m.kind == WeightKind::n4) return rounded(scale * static_cast<float>(NON_LINEAR_VALUES[u]));
+    if (m.kind == WeightKind::m4) return rounded(scale * static_cast<float>(TWICE_FP4_VALUES[u]));
+    return rounded(std::fma(scale, static_cast<float>(u - m.offset), minimum));
 }
 
 void compare_with_double(const std::string& name, const Matrix& matrix, const QuantisedRows& x,
@@ -128,7 +152,8 @@ void check_shape(const Shape& s, uint64_t seed) {
 void check_hardware() {
     if (!isa_runs(Isa::amx)) return;
     Random random(5);
-    for (WeightKind kind : {WeightKind::u4, WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind : {WeightKind::u4, WeightKind::n4, WeightKind::m4, WeightKind::k2,
+                            WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
         const bool affine = kind == WeightKind::u4;
         const Matrix matrix = random_matrix(random, kind, 100, 1024, affine);
         const QuantisedRows x = random_rows(random, 77, 1024);
@@ -144,9 +169,14 @@ void check_hardware() {
 
 void check_all_shapes() {
     uint64_t seed = 1;
-    for (WeightKind kind : {WeightKind::k4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind :
+         {WeightKind::k2, WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
         for (int32_t rows : {1, 17, 32, 130}) check_shape({kind, false, 41, 256, rows}, seed++);
         check_shape({kind, false, 48, 1024, 33}, seed++); // more than one chunk of columns
+    }
+    for (WeightKind kind : {WeightKind::n4, WeightKind::m4}) {
+        for (int32_t rows : {1, 33}) check_shape({kind, false, 41, 96, rows}, seed++);
+        check_shape({kind, false, 48, 800, 33}, seed++);
     }
     for (WeightKind kind : {WeightKind::u4, WeightKind::u8}) {
         for (bool affine : {false, true}) {

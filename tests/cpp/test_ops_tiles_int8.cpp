@@ -77,7 +77,11 @@ void check_all_shapes() {
             check_shape({kind, affine, 15, 1568, 64}, seed++);
         }
     }
-    for (WeightKind kind : {WeightKind::k4, WeightKind::k5}) {
+    for (WeightKind kind : {WeightKind::n4, WeightKind::m4}) {
+        for (int32_t rows : {1, 17, 33}) check_shape({kind, false, 41, 96, rows}, seed++);
+        check_shape({kind, false, 48, 800, 33}, seed++);
+    }
+    for (WeightKind kind : {WeightKind::k4, WeightKind::kn4, WeightKind::k5}) {
         for (int32_t rows : {1, 16, 17, 32, 70}) check_shape({kind, false, 41, 256, rows}, seed++);
         check_shape({kind, false, 48, 1024, 33}, seed++);
     }
@@ -87,7 +91,8 @@ void check_all_shapes() {
 void check_hardware() {
     if (!isa_runs(Isa::amx)) return;
     Random random(5);
-    for (WeightKind kind : {WeightKind::u4, WeightKind::u8, WeightKind::k4, WeightKind::k6}) {
+    for (WeightKind kind : {WeightKind::u4, WeightKind::u8, WeightKind::n4, WeightKind::k4,
+                            WeightKind::kn4, WeightKind::k6, WeightKind::k2}) {
         const Matrix matrix = random_matrix(random, kind, 100, 1024, false);
         const QuantisedRows x = random_rows(random, 77, 1024);
         for (int32_t rows : {15, 16, 77}) {

@@ -18,9 +18,10 @@ using namespace sublimate;
 using namespace sublimate::test;
 
 constexpr TensorType TYPES[] = {
-    TensorType::f32,  TensorType::f16,  TensorType::bf16,   TensorType::q8_0, TensorType::q4_0,
-    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1,   TensorType::q4_k, TensorType::q5_k,
-    TensorType::q6_k, TensorType::q3_k, TensorType::iq4_nl, TensorType::mxfp4};
+    TensorType::f32,    TensorType::f16,   TensorType::bf16, TensorType::q8_0,
+    TensorType::q4_0,   TensorType::q4_1,  TensorType::q5_0, TensorType::q5_1,
+    TensorType::q4_k,   TensorType::q5_k,  TensorType::q6_k, TensorType::q3_k,
+    TensorType::iq4_nl, TensorType::mxfp4, TensorType::q2_k, TensorType::iq4_xs};
 
 uint16_t half_at(const TensorSpec& spec, size_t at) {
     uint16_t half;
@@ -84,10 +85,34 @@ float twin_q3_k_weight(const std::byte* block, int32_t i) {
            static_cast<float>(low + 4 * high - 4);
 }
 
+// Q2_K: 16 bytes of scale and minimum, 64 of bit pairs, d, dmin.
+float twin_q2_k_weight(const std::byte* block, int32_t i) {
+    int32_t value = byte_at(block + 16 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3;
+    int32_t both = byte_at(block + i / 16);
+    uint16_t halves[2];
+    std::memcpy(halves, block + 80, sizeof halves);
+    float scale = cpu::half_to_float(halves[0]) * static_cast<float>(both % 16);
+    float minimum = cpu::half_to_float(halves[1]) * static_cast<float>(both / 16);
+    return scale * static_cast<float>(value) - minimum;
+}
+
+constexpr float NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113};
+
+// IQ4_XS: d, eight pairs of bits and eight nibbles of scales, then 16 bytes of each 32 columns.
+float twin_iq4_xs_weight(const std::byte* block, int32_t i) {
+    int32_t g = i / 32;
+    int32_t scale = byte_at(block + 4 + g / 2) >> g % 2 * 4 & 15;
+    scale += (byte_at(block + 2 + g / 4) >> g % 4 * 2 & 3) * 16;
+    int32_t both = byte_at(block + 8 + g * 16 + i % 16);
+    uint16_t bits;
+    std::memcpy(&bits, block, sizeof bits);
+    return cpu::half_to_float(bits) * static_cast<float>(scale - 32) *
+           NON_LINEAR[i % 32 < 16 ? both % 16 : both / 16];
+}
+
 // Four bits that stand for a value of a table: IQ4_NL (a half before them), MXFP4 (a power of two).
 float twin_table_weight(TensorType type, const std::byte* block, int32_t i) {
-    static constexpr float NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                             1,    13,   25,  38,  53,  69,  89,  113};
     static constexpr float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     bool halves = type == TensorType::iq4_nl;
     int32_t both = byte_at(block + (halves ? 2 : 1) + i % 16);
@@ -125,6 +150,9 @@ float twin_weight(const TensorSpec& spec, int32_t columns, int32_t row, int32_t 
         return twin_q6_k_weight(data + element / 256 * 210, k_column);
     if (spec.type == TensorType::q3_k)
         return twin_q3_k_weight(data + element / 256 * 110, k_column);
+    if (spec.type == TensorType::q2_k) return twin_q2_k_weight(data + element / 256 * 84, k_column);
+    if (spec.type == TensorType::iq4_xs)
+        return twin_iq4_xs_weight(data + element / 256 * 136, k_column);
     if (spec.type == TensorType::iq4_nl || spec.type == TensorType::mxfp4)
         return twin_table_weight(spec.type,
                                  data + block * (spec.type == TensorType::mxfp4 ? 17 : 18),
@@ -244,7 +272,7 @@ TEST(scales_out_of_the_range_of_a_half) {
         TensorSpec spec = random_tensor(random, "t", TensorType::mxfp4, 96, 5);
         spec.data[17] = static_cast<std::byte>(exponent);
         GgufTensor tensor = as_tensor(spec, 96, 5);
-        EXPECT(packed_shape(tensor, false).kind == cpu::WeightKind::u8);
+        EXPECT(packed_shape(tensor, false).kind == cpu::WeightKind::m4);
         Packed packed = pack(tensor, false);
         float row[96];
         unpack_row(packed.matrix, 0, row);

@@ -72,13 +72,16 @@ inline void append_k_block(Random& random, TensorType type, float spread,
     };
     Form form = {140, 255.0f, 7.5f};
     if (type == TensorType::q3_k) form = {108, 43.0f, 0.0f};
-    const bool at_the_end = type == TensorType::q3_k || type == TensorType::q6_k;
+    if (type == TensorType::q2_k) form = {80, 13.9f, 1.5f};
+    if (type == TensorType::iq4_xs) form = {134, 1246.0f, 0.0f};
+    const bool at_the_end =
+        type == TensorType::q2_k || type == TensorType::q3_k || type == TensorType::q6_k;
     if (type == TensorType::q5_k) form = {172, 525.0f, 15.5f};
     if (type == TensorType::q6_k) form = {208, 1366.0f, 0.0f};
     float d = random.between(0.5f, 1.5f) * spread / form.steps;
     auto halves = [&] {
         append_half(out, half_bits(d));
-        if (!at_the_end) append_half(out, half_bits(form.middle * d));
+        if (form.middle > 0) append_half(out, half_bits(form.middle * d));
     };
     if (!at_the_end) halves();
     for (int32_t i = 0; i < form.bytes; i++)

@@ -30,14 +30,16 @@ TYPES = {
     "Q5_0": gguf.GGMLQuantizationType.Q5_0,
     "Q5_1": gguf.GGMLQuantizationType.Q5_1,
     "IQ4_NL": gguf.GGMLQuantizationType.IQ4_NL,
+    "IQ4_XS": gguf.GGMLQuantizationType.IQ4_XS,
     "MXFP4": gguf.GGMLQuantizationType.MXFP4,
+    "Q2_K": gguf.GGMLQuantizationType.Q2_K,
     "Q3_K": gguf.GGMLQuantizationType.Q3_K,
     "Q4_K": gguf.GGMLQuantizationType.Q4_K,
     "Q5_K": gguf.GGMLQuantizationType.Q5_K,
     "Q6_K": gguf.GGMLQuantizationType.Q6_K,
 }
 # The package reads these but does not write them.
-RANDOM_BLOCKS = ("IQ4_NL", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+RANDOM_BLOCKS = ("IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 # As in files that mix types: tensors of another type than the checkpoint's.
 MIXED = {"Q4_K": ("Q6_K", ("attn_v", "ffn_down", "token_embd"))}
 CONTEXT = 256

@@ -43,6 +43,10 @@ SHAPES = {
     "three layers": Shape(layers=3, vocabulary=1000, tied=True),
     "whole blocks of 256": Shape(head_dim=64, hidden=256, feed_forward=512),
 }
+FAMILIES_AND_TYPES = [
+    *((name, kind) for name in FAMILIES for kind in ("F32", "BF16", "Q4_0", "Q4_K", "Q6_K")),
+    *(("qwen3", "Q2_K"), ("phi3", "IQ4_XS"), ("gemma2", "IQ4_XS")),
+]
 
 
 def check(path: Path, shape: Shape, kind: str, rope: str, record: Any) -> None:
@@ -77,8 +81,7 @@ def test_shapes(tmp_path: Path, name: str, kind: str, record_property: Any) -> N
     check(tmp_path / "model.gguf", SHAPES[name], kind, "none", record_property)
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize(("name", "kind"), FAMILIES_AND_TYPES)
 def test_architectures(tmp_path: Path, name: str, kind: str, record_property: Any) -> None:
     """Longer than the window where there is one: most rows do not see the first ones."""
     assert LENGTH > 2 * WINDOW

@@ -5,10 +5,13 @@ The model of the first has layers of zeros and an identity for its head, so that
 normalised embedding of each token: from the file's blocks in the exact mode, else from panels.
 """
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 from gguf.quants import dequantize
@@ -20,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from random_blocks import BLOCKS, random_blocks
 from random_model import TYPES, Shape, write_model
 
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 TOKENS, HIDDEN = 64, 512
 EPSILON = 1e-5
 
@@ -67,9 +71,8 @@ def test_every_weight_is_what_the_format_says(tmp_path: Path, kind: str, exact: 
         np.testing.assert_allclose(logits, wanted, rtol=3e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_files_of_random_weights_load_and_stay_finite(tmp_path: Path, kind: str) -> None:
-    tokenizer = gguf.GGUFWriter(tmp_path / "tokenizer.gguf", "llama")
+def write_tokenizer_only(path: Path) -> Path:
+    tokenizer = gguf.GGUFWriter(path, "llama")
     tokenizer.add_tokenizer_model("gpt2")
     tokenizer.add_token_list(["a", "b", "c"])
     tokenizer.add_token_types([1, 1, 3])
@@ -79,8 +82,14 @@ def test_files_of_random_weights_load_and_stay_finite(tmp_path: Path, kind: str)
     tokenizer.write_kv_data_to_file()
     tokenizer.write_tensors_to_file()
     tokenizer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_files_of_random_weights_load_and_stay_finite(tmp_path: Path, kind: str) -> None:
+    tokenizer = write_tokenizer_only(tmp_path / "tokenizer.gguf")
     shape = Shape(256, 8, 4, 2, 64, 512, 40, 128, 10000.0)
-    write_model(tmp_path / "model.gguf", shape, kind, tmp_path / "tokenizer.gguf")
+    write_model(tmp_path / "model.gguf", shape, kind, tokenizer)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == shape.vocabulary
     held = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
@@ -93,3 +102,32 @@ def test_files_of_random_weights_load_and_stay_finite(tmp_path: Path, kind: str)
     model = _core.Model.load(str(tmp_path / "model.gguf"), kv_bytes=4 << 20, threads=1)
     logits = model.logits(list(range(shape.vocabulary)))
     assert np.isfinite(logits).all() and 0.05 < float(np.std(logits)) < 50
+
+
+def block_types(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(part for part in sys.path if part)
+    return subprocess.run(
+        [sys.executable, str(BENCH / "block_types.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path},
+    )
+
+
+def test_types_are_measured_as_files_and_ratios_printed(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    for subject, rate in (("sublimate", 30.0), ("llama.cpp", 10.0)):
+        turn = {"round": 0, "section": "q2_k", "subject": subject, "figures": {"decode_1": rate}}
+        with records.open("ab") as file:
+            file.write(msgspec.json.encode(turn) + b"\n")
+    tokenizer = write_tokenizer_only(tmp_path / "tokenizer.gguf")
+    done = block_types(
+        *("--records", str(records), "--rounds", "0", "--types", "q2_k", "--shape", "tiny"),
+        *("--models", str(tmp_path / "made"), "--tokenizer", str(tokenizer)),
+    )
+    assert done.returncode == 0, done.stderr
+    made = gguf.GGUFReader(tmp_path / "made" / "tiny-q2_k.gguf")
+    assert {tensor.tensor_type.name for tensor in made.tensors} == {"F32", "Q2_K"}
+    assert "| q2_k |" in done.stdout and "3.00" in done.stdout
+    refused = block_types("--records", str(records), "--types", "q2_k,q9_k")
+    assert refused.returncode == 2 and "unknown types: q9_k; known are q8_0" in refused.stderr

@@ -29,7 +29,8 @@ NEVER = "2318-01-01T00:00:00Z"
 MILLION, BILLION = 1e6, 1e9
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
-    **{11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 25: "IQ4_NL", 38: "MXFP4_MOE"},
+    **{10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 21: "Q2_K_S"},
+    **{25: "IQ4_NL", 30: "IQ4_XS", 38: "MXFP4_MOE"},
     **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16"},
 }
 """general.file_type of a GGUF file."""
