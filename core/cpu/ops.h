@@ -66,7 +66,7 @@ enum class WeightKind : int32_t {
     // d; [16] half dmin
     k2 = 11,
 };
-constexpr WeightKind LAST_KIND = WeightKind::k6;
+constexpr WeightKind LAST_KIND = WeightKind::k2;
 
 constexpr int32_t PANEL_ROWS = 16;
 constexpr int32_t GROUP_COLUMNS = 32;

@@ -178,8 +178,8 @@ bool mentions(const std::string& message, const char* part) {
 } // namespace
 
 TEST(a_packed_model_is_the_model) {
-    for (TensorType type :
-         {TensorType::q4_1, TensorType::q8_0, TensorType::q6_k, TensorType::f32, TensorType::mxfp4})
+    for (TensorType type : {TensorType::q4_1, TensorType::q8_0, TensorType::q6_k, TensorType::f32,
+                            TensorType::mxfp4, TensorType::iq4_xs, TensorType::q2_k})
         for (bool exact : {false, true}) expect_equal_models(of_type(type), {exact, {}});
     for (TensorType type : {TensorType::bf16, TensorType::f16, TensorType::f32})
         for (Quantise quantise : {Quantise::int8, Quantise::int4})
