@@ -9,6 +9,8 @@ import pytest
 
 from harness import Served, body, serve, wait_until
 from sublimate.config import EdgeSettings
+from sublimate.control.channel import Message, ModelPlace
+from sublimate.edge.loading import OnDemand
 from sublimate.errors import ConfigError
 from test_errors import check_error
 
@@ -137,3 +139,24 @@ def test_a_name_that_is_taken_is_refused(server: Served, name: str) -> None:
     models = server.server.models
     with pytest.raises(ConfigError, match=f"lora '{name}': a model is called so"):
         models.add_adapters(models.main, [name])
+
+
+def test_a_name_that_two_models_use_means_the_first_ones() -> None:
+    told: list[Message] = []
+    main = ModelPlace(name="tiny", path="", adapters=("sql",))
+    other = ModelPlace(name="other", path="/nowhere", adapters=("chat", "sql"))
+    with serve(on_demand=OnDemand(main=main, more=(other,), tell=told.append)) as served:
+        found = {
+            name: served.server.models.resolve(name)
+            for name in ("sql", "tiny:sql", "other:sql", "chat", "other:chat")
+        }
+        names = {name: (each.parent, each.name, each.adapter) for name, each in found.items()}
+        assert names == {
+            "sql": ("tiny", "sql", 1),
+            "tiny:sql": ("tiny", "sql", 1),
+            "other:sql": ("other", "other:sql", 2),
+            "chat": ("other", "chat", 1),
+            "other:chat": ("other", "chat", 1),
+        }
+        data = served.client.get("/v1/models").json()["data"]
+        assert {"sql", "other:sql", "chat"} <= {each["id"] for each in data}
