@@ -207,19 +207,18 @@ void bench_attention(const Options& options, const Ops& ops, int32_t threads,
     constexpr int32_t KV_HEADS = 3;
     constexpr int32_t GROUP_HEADS = 3;
     const std::string name = std::string(prompt ? "prompt " : "") + "attention " +
-                             (row.type == KvType::bf16 ? "bf16" : "f32") + " dim " +
-                             std::to_string(row.head_dim) + " rows " + std::to_string(row.rows) +
-                             " at " + std::to_string(row.context) + " x" +
-                             std::to_string(row.sequences);
+                             kv_type_name(row.type) + " dim " + std::to_string(row.head_dim) +
+                             " rows " + std::to_string(row.rows) + " at " +
+                             std::to_string(row.context) + " x" + std::to_string(row.sequences);
     if (!wanted(options, name)) return;
     Random random(1);
-    const int32_t element = row.type == KvType::bf16 ? 2 : 4;
-    const KvLayout layout{row.type, KV_HEADS, row.head_dim,
-                          int64_t{2} * row.head_dim * limits::PAGE_TOKENS * element};
+    const KvLayout layout{row.type, KV_HEADS, row.head_dim, kv_head_bytes(row.type, row.head_dim)};
     const int32_t pages = (row.context + row.rows + limits::PAGE_TOKENS - 1) / limits::PAGE_TOKENS;
     Aligned arena(int64_t{pages} * row.sequences * KV_HEADS * layout.head_bytes);
-    testing::fill_floats(random, row.type == KvType::bf16 ? WeightKind::bf16 : WeightKind::f32,
-                         arena.data(), arena.size() / element);
+    const auto numbers = random.floats(KV_HEADS * row.head_dim, -1.0f, 1.0f);
+    for (int32_t token = 0; token < pages * row.sequences * limits::PAGE_TOKENS; ++token)
+        ops.kv_append(numbers.data(), numbers.data(), layout, arena.data(),
+                      token / limits::PAGE_TOKENS, token % limits::PAGE_TOKENS);
     std::vector<int32_t> table(static_cast<size_t>(pages * row.sequences));
     for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
     const int64_t stride = int64_t{KV_HEADS} * GROUP_HEADS * row.head_dim;
@@ -247,6 +246,8 @@ void bench_attentions(const Options& options, const Ops& ops, int32_t threads) {
         {many, 0, 64, KvType::bf16, 1}, {many, 1024, 64, KvType::bf16, 1},
         {1, 500, 128, KvType::bf16, 1}, {many, 0, 128, KvType::bf16, 1},
         {1, 500, 64, KvType::f32, 1},   {many, 0, 64, KvType::f32, 1},
+        {1, 500, 64, KvType::int8, 1},  {1, 500, 64, KvType::int8, slow ? 8 : 256},
+        {many, 0, 64, KvType::int8, 1}, {1, 500, 128, KvType::int8, 1},
     };
     for (const AttentionRow& row : rows) {
         bench_attention(options, ops, threads, row, false);
@@ -270,7 +271,7 @@ void bench_rows(const Options& options, const Ops& ops) {
     std::vector<float> out(INNER), scales(INNER);
     std::vector<int8_t> values(INNER);
     std::vector<int32_t> sums(INNER);
-    const KvLayout layout{KvType::bf16, 3, 64, int64_t{2} * 64 * limits::PAGE_TOKENS * 2};
+    const KvLayout layout{KvType::bf16, 3, 64, kv_head_bytes(KvType::bf16, 64)};
     Aligned page(3 * layout.head_bytes);
     volatile float sink = 0.0f;
     const auto row = [&](const std::string& name, int32_t count, int32_t repeats,

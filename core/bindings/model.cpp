@@ -213,6 +213,12 @@ Sharing sharing_from(const std::string& name) {
     throw CoreError("share_weights: not auto, always or never");
 }
 
+cpu::KvType kv_type_from(const std::string& name) {
+    for (cpu::KvType type : {cpu::KvType::bf16, cpu::KvType::int8})
+        if (name == cpu::kv_type_name(type)) return type;
+    throw CoreError("kv: not bf16 or int8");
+}
+
 // (name in the file, target, type, rows, columns, offset, factor)
 using AdapterTensorTuple =
     std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, uint64_t, double>;
@@ -236,9 +242,10 @@ AdapterSource source_from(const AdapterTuple& adapter) {
 std::shared_ptr<LoadedModel>
 load(const std::string& path, bool exact, const std::string& quantize, bool batch_invariant,
      int32_t context_length, const std::string& rope_scaling, double rope_factor, int32_t threads,
-     const std::string& isa, int64_t kv_bytes, int32_t engines, const std::string& share_weights,
-     int shared_weights_fd, const std::vector<AdapterTuple>& adapters, const nb::bytes& header,
-     const Files& files, const std::optional<Progress>& progress) {
+     const std::string& isa, const std::string& kv, int64_t kv_bytes, int32_t engines,
+     const std::string& share_weights, int shared_weights_fd,
+     const std::vector<AdapterTuple>& adapters, const nb::bytes& header, const Files& files,
+     const std::optional<Progress>& progress) {
     LoadOptions options;
     options.header = std::string(header.c_str(), header.size());
     options.files = file_parts(files);
@@ -250,6 +257,7 @@ load(const std::string& path, bool exact, const std::string& quantize, bool batc
     options.overrides.rope_factor = rope_factor;
     options.threads = threads;
     options.isa = isa;
+    options.kv_type = kv_type_from(kv);
     options.kv_bytes = kv_bytes;
     options.engines = engines;
     options.share = {sharing_from(share_weights), shared_weights_fd};
@@ -326,7 +334,7 @@ nb::dict model_info(const LoadedModel& model) {
     info["threads"] = model.pool->size();
     info["few_rows"] = choice_info(model.model->choice(cpu::Phase::few_rows));
     info["many_rows"] = choice_info(model.model->choice(cpu::Phase::many_rows));
-    info["kv_type"] = model.exact ? "f32" : "bf16";
+    info["kv_type"] = cpu::kv_type_name(kv.layout.type);
     info["kv_pages"] = model.model->kv_pages();
     info["kv_bytes"] = int64_t{kv.pages} * cpu::KvArena::page_bytes(config, kv.layout.type);
     info["same_arithmetic"] = model.model->same_arithmetic();
@@ -370,10 +378,10 @@ void bind_model(nb::module_& m) {
     nb::class_<LoadedModel>(m, "Model")
         .def_static("load", &load, "path"_a, nb::kw_only(), "exact"_a = false, "quantize"_a = "",
                     "batch_invariant"_a = true, "context_length"_a = 0, "rope_scaling"_a = "",
-                    "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv_bytes"_a = 0,
-                    "engines"_a = 1, "share_weights"_a = "never", "shared_weights_fd"_a = -1,
-                    "adapters"_a = nb::list(), "header"_a = nb::bytes("", 0), "files"_a = Files(),
-                    "progress"_a = nb::none())
+                    "rope_factor"_a = 0.0, "threads"_a = 0, "isa"_a = "", "kv"_a = "bf16",
+                    "kv_bytes"_a = 0, "engines"_a = 1, "share_weights"_a = "never",
+                    "shared_weights_fd"_a = -1, "adapters"_a = nb::list(),
+                    "header"_a = nb::bytes("", 0), "files"_a = Files(), "progress"_a = nb::none())
         .def_prop_ro("weights_fd",
                      [](const LoadedModel& model) { return model.weights.shared.fd(); })
         .def_prop_ro("info", &model_info)

@@ -4,7 +4,8 @@
 // output, pages in order of position, channels and tokens in ascending order inside a page.
 //
 // A bf16 line of 32 numbers splits into its even and its odd numbers (a shift and a mask), an f32
-// line into its halves: the `first` and `second` lanes below.
+// or int8 line into its halves: the `first` and `second` lanes below. int8 numbers are summed as
+// they are; their scale, one per token, meets the score, and the weight before it meets the value.
 //
 // defines: attention
 #pragma once
@@ -39,6 +40,10 @@ INLINE LinePair load_line(const uint16_t* from) {
 INLINE LinePair load_line(const float* from) {
     return {load(from), load(from + LANES)};
 }
+INLINE LinePair load_line(const int8_t* from) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(from);
+    return {load_int8(bytes), load_int8(bytes + LANES)};
+}
 
 // Half a line, 16 numbers, where a head's channels end in the middle.
 INLINE LinePair load_half_line(const uint16_t* from) {
@@ -48,16 +53,22 @@ INLINE LinePair load_half_line(const uint16_t* from) {
 INLINE LinePair load_half_line(const float* from) {
     return {load(from), splat(0.0f)};
 }
+INLINE LinePair load_half_line(const int8_t* from) {
+    return {load_int8(reinterpret_cast<const std::byte*>(from)), splat(0.0f)};
+}
 
 // Where number i of a line stands among (first, second).
 template <class Element>
+constexpr bool SPLITS = sizeof(Element) == sizeof(uint16_t); // into even and odd numbers
+
+template <class Element>
 INLINE int32_t slot_of(int32_t i) {
-    return sizeof(Element) == sizeof(float) ? i : (i & 1) * LANES + (i >> 1);
+    return SPLITS<Element> ? (i & 1) * LANES + (i >> 1) : i;
 }
 template <class Element>
 INLINE LanesBits line_numbers(int32_t second) {
     const LanesBits lanes = lane_numbers();
-    if (sizeof(Element) == sizeof(float)) {
+    if (!SPLITS<Element>) {
         return lanes + splat_bits(static_cast<uint32_t>(second * LANES));
     }
     return lanes + lanes + splat_bits(static_cast<uint32_t>(second));
@@ -112,6 +123,22 @@ INLINE void page_scores(Block<VECTORS>& block, const Element* const (&keys)[Bloc
         for (int32_t v = 0; v < VECTORS; ++v) {
             store(block.scores[p][v], scores[p][v].first);
             store(block.scores[p][v] + LANES, scores[p][v].second);
+        }
+    }
+}
+
+// Of int8 pages: scores, or weights, times the scales of the tokens' keys, or values.
+template <int32_t VECTORS>
+INLINE void scale_pages(Block<VECTORS>& block, const int8_t* const (&keys)[Block<VECTORS>::PAGES],
+                        int32_t head_dim, bool of_values) {
+    for (int32_t p = 0; p < Block<VECTORS>::PAGES; ++p) {
+        const auto* scales =
+            reinterpret_cast<const float*>(keys[p] + int64_t{2} * head_dim * TOKENS);
+        if (of_values) scales += TOKENS;
+        const LinePair scale = load_line(scales);
+        for (float* line : block.scores[p]) {
+            store(line, load(line) * scale.first);
+            store(line + LANES, load(line + LANES) * scale.second);
         }
     }
 }
@@ -336,9 +363,12 @@ void attend_block(const AttentionCall& call, const KvLayout& layout, int32_t fir
             keys[p] = page_at(page + p <= last_page ? page + p : last_page);
             ahead[p] = page_at(page + p + (PAGES > PAGES_AHEAD ? PAGES : PAGES_AHEAD));
         }
+        constexpr bool SCALED = sizeof(Element) == sizeof(int8_t);
         page_scores(block, keys, ahead, head_dim);
+        if constexpr (SCALED) scale_pages(block, keys, head_dim, false);
         if (call.soft_cap > 0.0f) cap_scores(block, call.soft_cap);
         page_softmax<Element>(block, page * TOKENS);
+        if constexpr (SCALED) scale_pages(block, keys, head_dim, true);
         for (int32_t p = 0; p < PAGES && page + p <= last_page; ++p) {
             all_values<Element>(block, {block.scores[p][0], block.factors[p], block.valid[p],
                                         keys[p] + page_keys, ahead[p] + page_keys, head_dim});
@@ -380,6 +410,8 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
     KERNEL_CHECK(call.group_heads >= 1 && call.kv_head < layout.kv_heads, "heads that exist");
     if (layout.type == KvType::bf16) {
         attend_all<uint16_t>(call, layout);
+    } else if (layout.type == KvType::int8) {
+        attend_all<int8_t>(call, layout);
     } else {
         attend_all<float>(call, layout);
     }

@@ -131,8 +131,42 @@ INLINE void append_head(const float* key, const float* value, Element* keys, int
     }
 }
 
+// As quantise, over a whole head; returns the scale.
+INLINE float quantise_head(const float* x, int32_t head_dim, int8_t* values) {
+    LanesBits largest = splat_bits(0);
+    for (int32_t c = 0; c < head_dim; c += LANES) {
+        const LanesBits bits = bits_of(load(x + c)) & splat_bits(MAGNITUDE_BITS);
+        largest = select_bits(greater_bits(bits, largest), bits, largest);
+    }
+    const float scale = __builtin_bit_cast(float, max_lanes_bits(largest)) / QUANTISED_MAX;
+    const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
+    const Lanes inverse = splat(1.0f / scale);
+    const Lanes magic = splat(EXP_ROUND_MAGIC);
+    const LanesBits mask = splat_bits(usable ? ~0u : 0u);
+    for (int32_t c = 0; c < head_dim; c += LANES) {
+        const Lanes rounded = (load(x + c) * inverse + magic) - magic;
+        store_int8(values + c, floats_of(mask & bits_of(rounded)));
+    }
+    return scale < SMALLEST_NORMAL ? 0.0f : scale;
+}
+
+INLINE void append_head_int8(const float* key, const float* value, int8_t* keys, int32_t head_dim,
+                             int32_t lane) {
+    int8_t* values = keys + int64_t{head_dim} * limits::PAGE_TOKENS;
+    auto* scales = reinterpret_cast<float*>(values + int64_t{head_dim} * limits::PAGE_TOKENS);
+    int8_t quantised[limits::HEAD_DIM_MAX];
+    scales[lane] = quantise_head(key, head_dim, quantised);
+    for (int32_t c = 0; c < head_dim; ++c) {
+        keys[int64_t{c} * limits::PAGE_TOKENS + lane] = quantised[c];
+    }
+    scales[limits::PAGE_TOKENS + lane] =
+        quantise_head(value, head_dim, values + int64_t{lane} * head_dim);
+}
+
 void kv_append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
                int32_t page, int32_t lane) {
+    KERNEL_CHECK(layout.head_dim <= limits::HEAD_DIM_MAX && layout.head_dim % LANES == 0,
+                 "a head has 16, 32, ... 256 channels");
     KERNEL_CHECK(lane >= 0 && lane < limits::PAGE_TOKENS, "a page has 32 lanes");
     KERNEL_CHECK(page >= 0, "a page that exists");
     for (int32_t head = 0; head < layout.kv_heads; ++head) {
@@ -142,6 +176,9 @@ void kv_append(const float* key, const float* value, const KvLayout& layout, std
         if (layout.type == KvType::bf16) {
             append_head(key + from, value + from, reinterpret_cast<uint16_t*>(base),
                         layout.head_dim, lane);
+        } else if (layout.type == KvType::int8) {
+            append_head_int8(key + from, value + from, reinterpret_cast<int8_t*>(base),
+                             layout.head_dim, lane);
         } else {
             append_head(key + from, value + from, reinterpret_cast<float*>(base), layout.head_dim,
                         lane);

@@ -11,8 +11,10 @@
 //   exp         exp_polynomial of loop/gumbel.h, but a NaN stays a NaN
 //   attention   per row and head: q = query * scale; per page in order: score = fma over channels
 //               ascending; m' = max(m, scores); f = exp(m - m'); w = exp(score - m');
-//               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (f32 pages: w[j] + w[j+16]);
-//               o = o * f, then fma over tokens ascending; at the end o * (1 / reduction of l)
+//               l[j] = fma(l[j], f, w[2j] + w[2j+1]) in 16 lanes (other pages than bf16: w[j] +
+//               w[j+16]); o = o * f, then fma over tokens ascending; at the end o * (1 / reduction
+//               of l). int8 pages: a score is multiplied by its key's scale, and the w that meets a
+//               value by that one's
 //
 // defines: WeightKind, LAST_KIND, SuperLayout, PackedMatrix, Activations, LowRankCall, KvLayout,
 // AttentionCall, Ops, ops_for, best_isa, asked_isa, equal_ops
@@ -216,16 +218,28 @@ struct LowRankCall {
 };
 
 // ---- KV ---------------------------------------------------------------------------------------
-enum class KvType : int32_t { bf16 = 0, f32 = 1 };
+enum class KvType : int32_t { bf16 = 0, f32 = 1, int8 = 2 };
+
+constexpr const char* kv_type_name(KvType type) {
+    return type == KvType::bf16 ? "bf16" : (type == KvType::f32 ? "f32" : "int8");
+}
 
 // One layer's pages: page p, head h at base + (p * kv_heads + h) * head_bytes: keys transposed
-// [channel][PAGE_TOKENS], then values [PAGE_TOKENS][channel].
+// [channel][PAGE_TOKENS], then values [PAGE_TOKENS][channel]. int8: number ~ scale * int8, as by
+// quantise over a token's whole head; [PAGE_TOKENS] float scales of keys, as many of values follow.
 struct KvLayout {
     KvType type;
     int32_t kv_heads;
     int32_t head_dim;   // multiple of 16
-    int64_t head_bytes; // 2 * head_dim * PAGE_TOKENS * element size
+    int64_t head_bytes; // kv_head_bytes
 };
+
+constexpr int64_t kv_head_bytes(KvType type, int32_t head_dim) {
+    const int64_t element = type == KvType::bf16 ? 2 : (type == KvType::f32 ? 4 : 1);
+    const int64_t scale = type == KvType::int8 ? 4 : 0;
+    return 2 * limits::PAGE_TOKENS * (element * head_dim + scale);
+}
+static_assert(kv_head_bytes(KvType::int8, 16) % 64 == 0, "pages of whole cache lines");
 
 // Attention of consecutive query rows of one sequence for all query heads that share one KV head.
 // Row i sits at position first_position + i and sees positions [0, first_position + i], walked in
@@ -291,7 +305,7 @@ struct Ops {
     // (cos, sin). even = fma(x0, cos, -(x1 * sin)), odd = fma(x1, cos, x0 * sin).
     void (*rope)(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim);
     // Writes one position's key and value (kv_heads * head_dim each) into its page lane; bf16
-    // rounds to nearest, ties to even.
+    // rounds to nearest, ties to even; int8 as quantise does.
     void (*kv_append)(const float* key, const float* value, const KvLayout& layout,
                       std::byte* pages, int32_t page, int32_t lane);
     void (*attention)(const AttentionCall& call, const KvLayout& layout);

@@ -50,28 +50,31 @@ void rms_norm(const float* x, const float* weight, float epsilon, int32_t column
     for (int32_t c = 0; c < columns; ++c) out[c] = (x[c] * inverse) * weight[c];
 }
 
+// Returns the scale of all `count` numbers.
+float quantise_together(const float* x, int32_t count, int8_t* values) {
+    // As integers, so that a NaN is the largest and reaches the scale instead of being lost.
+    uint32_t largest_bits = 0;
+    for (int32_t i = 0; i < count; ++i) {
+        const uint32_t bits = __builtin_bit_cast(uint32_t, x[i]) & 0x7fffffffu;
+        if (bits > largest_bits) largest_bits = bits;
+    }
+    const float scale = __builtin_bit_cast(float, largest_bits) / QUANTISED_MAX;
+    const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
+    const float inverse = usable ? 1.0f / scale : 0.0f;
+    for (int32_t i = 0; i < count; ++i) {
+        const float rounded = usable ? round_to_even(x[i] * inverse) : 0.0f;
+        values[i] = static_cast<int8_t>(rounded);
+    }
+    return scale < SMALLEST_NORMAL ? 0.0f : scale;
+}
+
 void quantise(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums) {
     CHECK(columns % GROUP_COLUMNS == 0);
     for (int32_t group = 0; group < columns / GROUP_COLUMNS; ++group) {
-        // As integers, so that a NaN is the largest and reaches the scale instead of being lost.
-        uint32_t largest_bits = 0;
-        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
-            const float value = x[group * GROUP_COLUMNS + i];
-            const uint32_t bits = __builtin_bit_cast(uint32_t, value) & 0x7fffffffu;
-            if (bits > largest_bits) largest_bits = bits;
-        }
-        const float scale = __builtin_bit_cast(float, largest_bits) / QUANTISED_MAX;
-        const bool usable = scale >= SMALLEST_NORMAL && scale < __builtin_inff();
-        const float inverse = usable ? 1.0f / scale : 0.0f;
-        int32_t sum = 0;
-        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) {
-            const int32_t column = group * GROUP_COLUMNS + i;
-            const float rounded = usable ? round_to_even(x[column] * inverse) : 0.0f;
-            values[column] = static_cast<int8_t>(rounded);
-            sum += values[column];
-        }
-        scales[group] = scale < SMALLEST_NORMAL ? 0.0f : scale;
-        sums[group] = sum;
+        const int32_t first = group * GROUP_COLUMNS;
+        scales[group] = quantise_together(x + first, GROUP_COLUMNS, values + first);
+        sums[group] = 0;
+        for (int32_t i = 0; i < GROUP_COLUMNS; ++i) sums[group] += values[first + i];
     }
 }
 
@@ -307,11 +310,30 @@ void append(const float* key, const float* value, const KvLayout& layout, std::b
     }
 }
 
+void append_int8(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
+                 int32_t page, int32_t lane) {
+    constexpr int32_t TOKENS = limits::PAGE_TOKENS;
+    for (int32_t head = 0; head < layout.kv_heads; ++head) {
+        const int64_t head_index = int64_t{page} * layout.kv_heads + head;
+        const int64_t from = int64_t{head} * layout.head_dim;
+        auto* keys = reinterpret_cast<int8_t*>(pages + head_index * layout.head_bytes);
+        int8_t* values = keys + int64_t{layout.head_dim} * TOKENS;
+        auto* scales = reinterpret_cast<float*>(values + int64_t{layout.head_dim} * TOKENS);
+        int8_t quantised[HEAD_DIM_MAX];
+        scales[lane] = quantise_together(key + from, layout.head_dim, quantised);
+        for (int32_t c = 0; c < layout.head_dim; ++c) keys[c * TOKENS + lane] = quantised[c];
+        scales[TOKENS + lane] =
+            quantise_together(value + from, layout.head_dim, values + lane * layout.head_dim);
+    }
+}
+
 void kv_append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
                int32_t page, int32_t lane) {
-    CHECK(lane >= 0 && lane < limits::PAGE_TOKENS);
+    CHECK(lane >= 0 && lane < limits::PAGE_TOKENS && layout.head_dim <= HEAD_DIM_MAX);
     if (layout.type == KvType::bf16) {
         append<uint16_t>(key, value, layout, pages, page, lane, float_to_bf16);
+    } else if (layout.type == KvType::int8) {
+        append_int8(key, value, layout, pages, page, lane);
     } else {
         append<float>(key, value, layout, pages, page, lane, +[](float x) { return x; });
     }
@@ -330,7 +352,16 @@ struct Softmax {
 template <class Element>
 float kv_number(Element element) {
     if constexpr (sizeof(Element) == 2) return bf16_to_float(element);
-    return element;
+    return static_cast<float>(element);
+}
+
+// What stands for one in the pages: of keys, then of values.
+template <class Element>
+float kv_scale(const Element* keys, int32_t head_dim, int32_t index) {
+    if constexpr (sizeof(Element) != 1) return 1.0f;
+    const auto* scales =
+        reinterpret_cast<const float*>(keys + int64_t{2} * head_dim * limits::PAGE_TOKENS);
+    return scales[index];
 }
 
 float capped(float score, float cap) {
@@ -351,6 +382,7 @@ void attend_page(const AttentionCall& call, const float* query, const Element* k
         for (int32_t c = 0; c < head_dim; ++c) {
             score = std::fma(query[c], kv_number(keys[c * TOKENS + k]), score);
         }
+        score *= kv_scale(keys, head_dim, k);
         if (call.soft_cap > 0.0f) score = capped(score, call.soft_cap);
         if (k < hidden) score = MINUS_INFINITY;
         weights[k] = score;
@@ -368,7 +400,8 @@ void attend_page(const AttentionCall& call, const float* query, const Element* k
     for (int32_t c = 0; c < head_dim; ++c) {
         float sum = state.out[c] * factor;
         for (int32_t k = 0; k < valid; ++k) {
-            sum = std::fma(weights[k], kv_number(values[k * head_dim + c]), sum);
+            const float weight = weights[k] * kv_scale(keys, head_dim, TOKENS + k);
+            sum = std::fma(weight, kv_number(values[k * head_dim + c]), sum);
         }
         state.out[c] = sum;
     }
@@ -409,6 +442,8 @@ void attention(const AttentionCall& call, const KvLayout& layout) {
         for (int32_t head = 0; head < call.group_heads; ++head) {
             if (layout.type == KvType::bf16) {
                 attend_head<uint16_t>(call, layout, row, head);
+            } else if (layout.type == KvType::int8) {
+                attend_head<int8_t>(call, layout, row, head);
             } else {
                 attend_head<float>(call, layout, row, head);
             }

@@ -148,8 +148,7 @@ Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, StepBuf
 }
 
 int64_t KvArena::page_bytes(const ModelConfig& config, KvType type) {
-    int64_t element_bytes = type == KvType::bf16 ? 2 : 4;
-    return 2 * element_bytes * config.kv_columns() * limits::PAGE_TOKENS * config.layers;
+    return kv_head_bytes(type, config.head_dim) * config.kv_heads * config.layers;
 }
 
 Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena) {

@@ -42,8 +42,8 @@ cpu::Candidates candidates(const LoadOptions& options, cpu::Isa isa, int32_t thr
     return all;
 }
 
-cpu::KvType kv_type_of(bool exact) {
-    return exact ? cpu::KvType::f32 : cpu::KvType::bf16;
+cpu::KvType kv_type_of(bool exact, cpu::KvType asked) {
+    return exact ? cpu::KvType::f32 : asked;
 }
 
 int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, const LoadOptions& options) {
@@ -86,6 +86,8 @@ Status load_model(const std::string& path, const LoadOptions& options,
     if (options.engines < 1) return Status::error("there is one engine at least");
     if (options.exact && options.quantise != Quantise::none)
         return Status::error("--exact keeps weights in fp32: leave it or --quantize out");
+    if (options.exact && options.kv_type == cpu::KvType::int8)
+        return Status::error("--exact keeps keys and values in f32: leave out --kv int8");
     if (options.kv_bytes < 0) return Status::error("the KV memory cannot be negative");
     fresh->pool = std::make_unique<cpu::ThreadPool>(threads);
     fresh->exact = options.exact;
@@ -95,7 +97,7 @@ Status load_model(const std::string& path, const LoadOptions& options,
     status = load_weights(file, fresh->config, {options.exact, options.quantise}, options.share,
                           *fresh->pool, options.progress, &fresh->weights);
     if (!status.ok()) return Status::error(path + ": " + status.message);
-    cpu::KvType kv_type = kv_type_of(options.exact);
+    cpu::KvType kv_type = kv_type_of(options.exact, options.kv_type);
     RETURN_IF_ERROR(cpu::CpuModel::create(fresh->config, fresh->weights, ropes, cpu::ops_for(isa),
                                           kv_type, choose_kv_bytes(fresh->config, kv_type, options),
                                           *fresh->pool, &fresh->model));
@@ -113,7 +115,8 @@ Status plan_model(const Gguf& file, const ConfigOverrides& overrides, bool exact
     RETURN_IF_ERROR(read_config(file, overrides, &fresh.config));
     RopeTables ropes;
     RETURN_IF_ERROR(make_rope_tables(file, fresh.config, &ropes));
-    fresh.kv_page_bytes = cpu::KvArena::page_bytes(fresh.config, kv_type_of(exact));
+    fresh.kv_page_bytes =
+        cpu::KvArena::page_bytes(fresh.config, kv_type_of(exact, cpu::KvType::bf16));
     const auto& tensors = file.tensors();
     if (std::all_of(tensors.begin(), tensors.end(),
                     [](const GgufTensor& tensor) { return is_supported(tensor.type); }))

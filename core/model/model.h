@@ -21,8 +21,9 @@ struct LoadOptions {
     Quantise quantise = Quantise::none; // of weights of 16 and 32 bits; not with exact
     bool batch_invariant = true;        // see CpuModel::set_batch_invariant
     ConfigOverrides overrides;
-    int32_t threads = 0;  // 0: the cores this process may use, or fewer where that is faster
-    std::string isa;      // "": the best that runs here, or one of equal bits that is faster
+    int32_t threads = 0; // 0: the cores this process may use, or fewer where that is faster
+    std::string isa;     // "": the best that runs here, or one of equal bits that is faster
+    cpu::KvType kv_type = cpu::KvType::bf16; // without `exact`: bf16 or int8
     int64_t kv_bytes = 0; // 0: 128 sequences of the context, at most a quarter of memory
     int32_t engines = 1;  // that share that quarter
     ShareOptions share;

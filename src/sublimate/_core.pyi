@@ -113,6 +113,7 @@ class Model:
         rope_factor: float = 0.0,
         threads: int = 0,
         isa: str = "",
+        kv: str = "bf16",
         kv_bytes: int = 0,
         engines: int = 1,
         share_weights: str = "never",
@@ -128,7 +129,8 @@ class Model:
         which is faster on AMX; their bits then depend on the batch. context_length 0: the file's;
         rope_scaling "", none, linear, yarn; threads 0: cores, 16 at most, or fewer of them where
         LoopEngine.warm_up measures that to be faster; isa "": best that runs here, or likewise
-        another one of equal bits; kv_bytes 0: sized for 128 sequences within a quarter of memory,
+        another one of equal bits; kv: keys and values as bf16 or int8 (exact: f32 always, and int8
+        is an error); kv_bytes 0: sized for 128 sequences within a quarter of memory,
         which `engines` share.
         share_weights: "always" packs the weights into memory that other processes can map, "auto"
         where that costs nothing (in huge pages, on a machine with one NUMA node).

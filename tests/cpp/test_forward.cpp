@@ -147,11 +147,37 @@ TEST(chunks_do_not_change_bits) {
     for (const TinyLlama& tiny : families()) check_chunks(tiny, {17});
 }
 
-void check_company(const TinyLlama& tiny) {
+LoadOptions int8_pages() {
+    LoadOptions options;
+    options.kv_type = cpu::KvType::int8;
+    return options;
+}
+
+// With a window, a soft cap and heads that end within a line as well.
+TEST(int8_pages_are_near_the_twin_and_chunks_do_not_change_bits) {
+    std::vector<TinyLlama> all(3);
+    all[1].architecture = "gemma2";
+    all[1].window = 37;
+    all[1].type = all[1].value_type = TensorType::q8_0;
+    all[2].head_dim = 48;
+    for (const TinyLlama& tiny : all) {
+        auto model = load(tiny, int8_pages());
+        EXPECT(model->model->kv().layout.type == cpu::KvType::int8);
+        auto tokens = random_tokens(1, 70);
+        auto twin = twin_logits(*model, ropes_of(tiny, model->config), tokens[0]);
+        std::vector<Logits> whole = Driver(*model, tokens).alone(0, 70);
+        EXPECT_NEAR(worst_error(whole, twin), 0.0, DEFAULT_BAR);
+        for (int32_t chunk : {1, 17, 64})
+            EXPECT(same_bits(Driver(*model, tokens).alone(0, chunk), whole));
+        EXPECT(!same_bits(Driver(*load(tiny), tokens).alone(0, 70), whole));
+    }
+}
+
+void check_company(const TinyLlama& tiny, const LoadOptions& options = {}) {
     constexpr int32_t SEQUENCES = 32;
     constexpr int32_t LENGTH = 40;
     for (Arithmetic arithmetic : {Arithmetic::prompt, Arithmetic::generated}) {
-        auto model = load(tiny);
+        auto model = load(tiny, options);
         auto tokens = random_tokens(SEQUENCES, LENGTH);
         std::vector<std::vector<Logits>> alone;
         {
@@ -179,6 +205,7 @@ TEST(company_does_not_change_bits) {
     check_company(k_model(TensorType::q4_k));
     check_company(k_model(TensorType::q6_k));
     check_company(expert_model());
+    check_company({}, int8_pages());
 }
 
 TEST(decoding_beside_a_prompt_does_not_change_bits) {
@@ -295,14 +322,13 @@ TEST(threads_do_not_change_bits) {
     check_threads(expert_model(), {1, 3});
 }
 
-void check_instruction_sets(const TinyLlama& tiny) {
+void check_instruction_sets(const TinyLlama& tiny, LoadOptions options = {}) {
     auto tokens = random_tokens(1, 60);
     std::vector<Logits> wanted;
     for (const char* name : {"ref", "avx2", "avx512"}) { // portable's attention rounds otherwise
         cpu::Isa isa;
         CHECK(cpu::isa_from_name(name, &isa));
         if (!cpu::isa_runs(isa)) continue;
-        LoadOptions options;
         options.isa = name;
         auto model = load(tiny, options);
         auto logits = Driver(*model, tokens).alone(0, 60);
@@ -347,6 +373,7 @@ TEST(instruction_sets_agree) {
     for (TensorType type : {TensorType::q4_k, TensorType::q5_k, TensorType::q6_k})
         check_instruction_sets(k_model(type));
     check_instruction_sets(expert_model());
+    check_instruction_sets({}, int8_pages());
 }
 
 void check_allocations(const TinyLlama& tiny) {

@@ -20,8 +20,8 @@ struct Shape {
 };
 
 std::string describe(const Ops& ops, const Shape& s) {
-    return std::string(ops.name) + " attention " + (s.type == KvType::bf16 ? "bf16" : "f32") +
-           " dim " + std::to_string(s.head_dim) + " heads " + std::to_string(s.kv_heads) + "x" +
+    return std::string(ops.name) + " attention " + kv_type_name(s.type) + " dim " +
+           std::to_string(s.head_dim) + " heads " + std::to_string(s.kv_heads) + "x" +
            std::to_string(s.group_heads) + " context " + std::to_string(s.context) + " window " +
            std::to_string(s.window) + " cap " + std::to_string(s.soft_cap);
 }
@@ -33,8 +33,7 @@ struct Cache {
 };
 
 KvLayout layout_of(const Shape& s) {
-    const int64_t element = s.type == KvType::bf16 ? 2 : 4;
-    return {s.type, s.kv_heads, s.head_dim, 2 * element * s.head_dim * limits::PAGE_TOKENS};
+    return {s.type, s.kv_heads, s.head_dim, kv_head_bytes(s.type, s.head_dim)};
 }
 
 // Positions [0, context) are written; every other number of the arena stays NaN.
@@ -110,6 +109,41 @@ void check_shape(const Shape& s, int32_t rows, uint64_t seed) {
     }
 }
 
+// int8 pages against f32 pages of the numbers that they stand for: only the order of operations is
+// another one, so that few bits differ.
+void check_int8_numbers(uint64_t seed) {
+    const Ops& ref = ops_for(Isa::ref);
+    const Shape s{KvType::int8, 48, 2, 3, 70};
+    Shape plain = s;
+    plain.type = KvType::f32;
+    const Cache cache = filled_cache(ref, s, seed);
+    Cache numbers = filled_cache(ref, plain, seed);
+    const int32_t count = s.head_dim * limits::PAGE_TOKENS;
+    for (int32_t head = 0; head < PAGES_MAX * s.kv_heads; ++head) {
+        const std::byte* from = cache.pages.data() + head * cache.layout.head_bytes;
+        auto* to =
+            reinterpret_cast<float*>(numbers.pages.data() + head * numbers.layout.head_bytes);
+        float scales[2 * limits::PAGE_TOKENS];
+        std::memcpy(scales, from + 2 * count, sizeof(scales));
+        for (int32_t i = 0; i < 2 * count; ++i) {
+            const int32_t key_token = i % limits::PAGE_TOKENS;
+            const int32_t value_token = (i - count) / s.head_dim + limits::PAGE_TOKENS;
+            if (!std::isfinite(scales[i < count ? key_token : value_token])) continue;
+            const auto integer = static_cast<int8_t>(from[i]);
+            const float number = scales[i < count ? key_token : value_token] * float(integer);
+            if (!(std::fabs(to[i] - number) <= 2.0f / 254.0f * 1.001f)) // of numbers up to 2
+                fail("int8 number " + std::to_string(number) + " for " + std::to_string(to[i]));
+            to[i] = number;
+        }
+    }
+    Random random(seed + 1);
+    const auto query = random.floats(5 * 6 * s.head_dim, -2.0f, 2.0f);
+    const auto expected = attend(ref, plain, numbers, 5, 5, query);
+    const auto actual = attend(ref, s, cache, 5, 5, query);
+    compare_near("int8 numbers", expected.data(), actual.data(),
+                 static_cast<int64_t>(actual.size()), NEAR);
+}
+
 // What a window hides is as if it had never been written: the same bits over other numbers there.
 void check_hidden_pages(KvType type, uint64_t seed) {
     const Shape s{type, 32, 1, 2, 100, 20};
@@ -134,7 +168,7 @@ void check_hidden_pages(KvType type, uint64_t seed) {
 
 void check_all_shapes() {
     uint64_t seed = 1;
-    for (KvType type : {KvType::bf16, KvType::f32}) {
+    for (KvType type : {KvType::bf16, KvType::f32, KvType::int8}) {
         for (int32_t head_dim = 16; head_dim <= 256; head_dim += 16) {
             check_shape({type, head_dim, 2, 3, 70}, 5, seed++);
         }
@@ -180,12 +214,44 @@ void check_rounding() {
     }
 }
 
+// A head of zeros, one with a number that is none, and one with both extremes.
+void check_int8_scales() {
+    const KvLayout layout = layout_of({KvType::int8, 16, 3, 1, 1});
+    float key[48] = {};
+    key[16 + 3] = std::nanf("");
+    for (int32_t c = 0; c < 16; ++c) key[32 + c] = c % 2 == 0 ? 254.0f : -254.0f;
+    key[32] = 127.0f; // half a step: to even
+    auto tables = other_isas();
+    tables.push_back(&ops_for(Isa::ref));
+    for (const Ops* ops : tables) {
+        const std::string name = std::string(ops->name) + " int8 ";
+        Aligned page(3 * layout.head_bytes);
+        ops->kv_append(key, key, layout, page.data(), 0, 7);
+        float scales[3];
+        for (int32_t head = 0; head < 3; ++head) {
+            const std::byte* at = page.data() + head * layout.head_bytes;
+            std::memcpy(scales + head, at + 2 * 16 * limits::PAGE_TOKENS + 7 * 4, 4);
+        }
+        const float expected[] = {0.0f, 2.0f};
+        compare_bits(name + "zero", expected, scales, 1);
+        if (!std::isnan(scales[1])) fail(name + "a lost number is not noticed");
+        compare_bits(name + "scale", expected + 1, scales + 2, 1);
+        const auto* last = reinterpret_cast<const int8_t*>(page.data() + 2 * layout.head_bytes);
+        const int8_t integers[] = {64, -127, 127, -127};
+        for (int32_t c = 0; c < 4; ++c)
+            compare_bits(name + "key", integers + c, last + c * limits::PAGE_TOKENS + 7, 1);
+        compare_bits(name + "value", integers, last + 16 * limits::PAGE_TOKENS + 7 * 16, 4);
+    }
+}
+
 } // namespace
 } // namespace sublimate::cpu::testing
 
 int main() {
     using namespace sublimate::cpu::testing;
     check_rounding();
+    check_int8_scales();
+    check_int8_numbers(3);
     check_all_shapes();
     return finish("test_ops_attention");
 }

@@ -359,6 +359,25 @@ TEST(engines_share_the_memory_for_pages) {
     }
 }
 
+// The same memory holds nearly twice the tokens; of longer heads more nearly.
+TEST(int8_pages_take_half_the_memory) {
+    for (const auto& [head_dim, least] :
+         std::vector<std::pair<int32_t, double>>{{64, 1.87}, {128, 1.93}}) {
+        TinyLlama tiny;
+        tiny.head_dim = head_dim;
+        int32_t pages[2] = {};
+        for (bool int8 : {false, true}) {
+            LoadOptions options;
+            options.kv_bytes = 8 << 20;
+            if (int8) options.kv_type = cpu::KvType::int8;
+            std::shared_ptr<LoadedModel> model;
+            EXPECT(load_tiny(tiny, options, &model).ok());
+            pages[int8 ? 1 : 0] = model->model->kv_pages();
+        }
+        EXPECT(double(pages[1]) / pages[0] >= least && pages[1] < 2 * pages[0]);
+    }
+}
+
 TEST(load_options_are_checked) {
     LoadOptions isa;
     isa.isa = "mmx";
@@ -372,4 +391,8 @@ TEST(load_options_are_checked) {
     LoadOptions nobody;
     nobody.engines = 0;
     EXPECT(mentions(load_error({}, nobody), "one engine at least"));
+    LoadOptions both;
+    both.exact = true;
+    both.kv_type = cpu::KvType::int8;
+    EXPECT(mentions(load_error({}, both), "leave out --kv int8"));
 }

@@ -84,9 +84,11 @@ def test_keys_and_values_are_counted_from_the_header() -> None:
         f"{name}.embedding_length": 576,
         f"{name}.context_length": 8192,
     }
-    per_token, context = report._kv_of(header)
-    assert (per_token, context) == (2 * 30 * 3 * 64 * 2, 8192)
-    assert report._kv_of({}) == (0, 0)
+    values = 2 * 30 * 3 * 64
+    assert report._kv_of(header, "bf16") == (values * 2, 8192)
+    assert report._kv_of(header, "f32") == (values * 4, 8192)
+    assert report._kv_of(header, "int8") == (values + 2 * 30 * 3 * 4, 8192)
+    assert report._kv_of({}, "bf16") == (0, 0)
 
 
 def test_a_taken_port_is_a_problem(tmp_path: Path) -> None:

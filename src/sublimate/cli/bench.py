@@ -57,6 +57,7 @@ SETTINGS = (
     "exact",
     "threads",
     "isa",
+    "kv",
     "kv_memory",
     "speculation",
     "context_length",

@@ -128,7 +128,7 @@ def _turns_finding(turns: TwoTurns) -> Finding:
     if turns.share >= SHARE_WANTED and not turns.miss_reason:
         return Finding(topic="two turns", verdict="good", text=text)
     reason = turns.miss_reason or "unknown"
-    advice = "Give the cache more memory (--kv-memory)."
+    advice = "Give the cache more memory (--kv-memory), or let it hold more (--kv int8)."
     if reason != "unavailable":
         advice = "Look at what changes between turns: a proxy, or the model's chat template."
     text = f"{text} It parted there: {reason}."

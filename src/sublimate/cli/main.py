@@ -111,7 +111,7 @@ def serve(
     batch_invariant: flags.BatchInvariant = None,
     threads: flags.Threads = None,
     isa: flags.Isa = None,
-    kv_memory: flags.KvMemory = None,
+    kv: flags.Kv = None, kv_memory: flags.KvMemory = None,
     speculation: flags.Speculation = None,
     lora: flags.Lora = None,
     script: flags.Script = None,
@@ -145,7 +145,7 @@ def serve(
     log_format: flags.LogFormat = None,
     json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
     config: flags.ConfigFile = None,
-) -> None:
+) -> None:  # fmt: skip
     _serve(dict(locals()))
 
 
@@ -387,6 +387,7 @@ def probe(
     port: flags.Port = None,
     isa: flags.Isa = None,
     threads: flags.Threads = None,
+    kv: flags.Kv = None,
     kv_memory: flags.KvMemory = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also read memory, for a moment with all cores.")
@@ -398,7 +399,8 @@ def probe(
     config: flags.ConfigFile = None,
 ) -> None:
     """Say what this machine offers, which backends run on it, and whether the model fits."""
-    given = {"host": host, "port": port, "isa": isa, "threads": threads, "kv_memory": kv_memory}
+    given: dict[str, Any] = {"host": host, "port": port, "isa": isa, "threads": threads}
+    given |= {"kv": kv, "kv_memory": kv_memory}
 
     def action() -> int:
         effective = _settings(config, model=model, **given)
@@ -452,6 +454,7 @@ def bench(
     exact: flags.Exact = None,
     threads: flags.Threads = None,
     isa: flags.Isa = None,
+    kv: flags.Kv = None,
     kv_memory: flags.KvMemory = None,
     speculation: flags.Speculation = None,
     context_length: flags.ContextLength = None,
@@ -505,6 +508,7 @@ def tax(
     exact: flags.Exact = None,
     threads: flags.Threads = None,
     isa: flags.Isa = None,
+    kv: flags.Kv = None,
     kv_memory: flags.KvMemory = None,
     context_length: flags.ContextLength = None,
     json: flags.Json = False,
@@ -517,7 +521,7 @@ def tax(
         from .tax import Options
         from .tax import tax as run
 
-        names = ("model", "exact", "threads", "isa", "kv_memory", "context_length")
+        names = ("model", "exact", "threads", "isa", "kv", "kv_memory", "context_length")
         effective = _settings(config, **{name: given[name] for name in names})
         own = {name: given[name] for name in Options.__struct_fields__}
         own["figure"] = figure or []

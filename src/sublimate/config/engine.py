@@ -57,6 +57,13 @@ class EngineSettings(Section, frozen=True, kw_only=True):
         Literal["", "ref", "portable", "avx2", "avx512", "amx"],
         Meta(description="Instruction set; empty takes the best that runs here, as measured."),
     ] = ""
+    kv: Annotated[
+        Literal["bf16", "int8"],
+        Meta(
+            description="Keys and values: int8 takes about half of bf16's memory and costs a text "
+            "little (docs/kv.md). With --exact they are f32."
+        ),
+    ] = "bf16"
     kv_memory: Annotated[
         int,
         Meta(

@@ -137,6 +137,7 @@ def load_engine(
             rope_factor=settings.rope_factor,
             threads=settings.threads,
             isa=settings.isa,
+            kv=settings.kv,
             kv_bytes=settings.kv_memory,
             engines=share.engines * share.kv_parts,
             share_weights=share.weights,

@@ -162,7 +162,8 @@ def _load(machine: Machine) -> Finding:
 
 # As the loader takes it if --kv-memory does not say: see choose_kv_bytes in core/model/model.cpp.
 KV_SHARE = 4
-KV_BYTES_PER_VALUE = 2
+KV_BYTES_PER_VALUE = {"f32": 4, "bf16": 2, "int8": 1}
+KV_BYTES_PER_HEAD = {"f32": 0, "bf16": 0, "int8": 4}  # a scale
 KEYS_AND_VALUES = 2
 
 
@@ -176,7 +177,8 @@ def _kv_pool_bytes(machine: Machine, settings: Settings) -> int:
         return whole
     try:
         file = locate(settings.model, cache_folder(settings))
-        per_token, trained = _kv_of(_header(file).metadata) if file else (0, 0)
+        kind = "f32" if settings.engine.exact else settings.engine.kv
+        per_token, trained = _kv_of(_header(file).metadata, kind) if file else (0, 0)
     except ModelError:
         return whole
     context = settings.engine.context_length or trained
@@ -193,7 +195,7 @@ def _header(file: ModelFile) -> Any:
     return header_of(str(file.path))
 
 
-def _kv_of(metadata: dict[str, Any]) -> tuple[int, int]:
+def _kv_of(metadata: dict[str, Any], kind: str) -> tuple[int, int]:
     """(bytes of keys and values for each token, context in tokens); zeros where it is not told."""
     name = str(metadata.get("general.architecture", ""))
 
@@ -204,8 +206,8 @@ def _kv_of(metadata: dict[str, Any]) -> tuple[int, int]:
     heads = told("attention.head_count")
     kv_heads = told("attention.head_count_kv") or heads
     head = told("attention.key_length") or (told("embedding_length") // heads if heads else 0)
-    values = KEYS_AND_VALUES * told("block_count") * kv_heads * head
-    return values * KV_BYTES_PER_VALUE, told("context_length")
+    head_bytes = head * KV_BYTES_PER_VALUE[kind] + KV_BYTES_PER_HEAD[kind]
+    return KEYS_AND_VALUES * told("block_count") * kv_heads * head_bytes, told("context_length")
 
 
 def _memory(machine: Machine, settings: Settings) -> Finding:
