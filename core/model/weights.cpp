@@ -263,7 +263,8 @@ private:
             size_t job = 0;
             RETURN_IF_ERROR(add(own, rows, columns, &job));
             const cpu::PackedMatrix& shape = jobs_[job].shape;
-            if (shape.kind != first.shape.kind || jobs_[job].offset != end)
+            if (shape.kind != first.shape.kind || shape.affine != first.shape.affine ||
+                shape.offset != first.shape.offset || jobs_[job].offset != end)
                 return Status::error("tensor '" + own + "' cannot lie beside the one before it");
         }
         return Status::success();
