@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Generator
@@ -222,7 +223,7 @@ def _is_verified(path: Path, known: KnownModel, progress: Progress | None) -> bo
 
 
 def _write_note(path: Path, note: _Verified) -> None:
-    temporary = _note_path(path).with_suffix(f".{os.getpid()}{PART}")
+    temporary = _note_path(path).with_suffix(f".{threading.get_native_id()}{PART}")
     temporary.write_bytes(msgspec.json.encode(note))
     temporary.replace(_note_path(path))
 
