@@ -99,5 +99,7 @@ def test_a_folder_that_is_being_left_is_waited_for(tmp_path: Path) -> None:
     store = opened(tmp_path)
     leaving = threading.Timer(0.1, store.close)
     leaving.start()
-    FileStore(tmp_path, file_bytes_max=1, owner_bytes_max=1, wait_seconds=20.0).close()
+    coming = FileStore(tmp_path, file_bytes_max=1, owner_bytes_max=1, wait_seconds=20.0)
     leaving.join()
+    assert coming.identifiers(OWNER) == []
+    coming.close()
