@@ -13,10 +13,10 @@ constexpr int32_t SEQUENCES_MAX = 128; // requests that run at once (rows of a d
 constexpr int32_t QUEUE_MAX = 384; // accepted requests that wait in the engine, all edges together
 constexpr int32_t CONTEXT_TOKENS_MAX = 131072;
 constexpr int32_t VOCABULARY_MAX = 262208; // of the larger Gemma 3
-constexpr int32_t STOP_TOKENS_MAX = 8;  // token ids that end a request, tested inside the loop
-constexpr int32_t LOGIT_BIAS_MAX = 256; // (token, bias) pairs of one request
-constexpr int32_t LOGPROBS_MAX = 20;    // alternatives reported per token
-constexpr int32_t PRIORITIES_MAX = 3;   // one per execution profile
+constexpr int32_t STOP_TOKENS_MAX = 8;     // token ids that end a request, tested inside the loop
+constexpr int32_t LOGIT_BIAS_MAX = 256;    // (token, bias) pairs of one request
+constexpr int32_t LOGPROBS_MAX = 20;       // alternatives reported per token
+constexpr int32_t PRIORITIES_MAX = 3;      // one per execution profile
 
 // ---- slots: where request records live in shared memory -------------------------------------
 // A record takes the smallest free slot that

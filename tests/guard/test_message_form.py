@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sublimate.guard.message_form import FittedEvents, OddFormError, fitted_message
 from sublimate.wire.frames import event_json, event_of, message_json, message_of
-from test_frames import EVENTS, INPUTS, LAST_EVENTS, MESSAGES
+from test_frame_messages import EVENTS, INPUTS, LAST_EVENTS, MESSAGES
 
 Json = dict[str, Any]
 ANYTHING = INPUTS | st.lists(INPUTS, max_size=2) | st.none() | st.integers() | st.text(max_size=3)

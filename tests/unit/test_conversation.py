@@ -232,7 +232,8 @@ def test_bos_comes_once(add_bos: bool) -> None:
 
 
 def test_a_model_without_control_tokens() -> None:
-    tokenizer = paired("gpt-2", **{"ggml.token_type": None})
+    plain = [1] * len(TOKENIZERS["gpt-2"].token_bytes)
+    tokenizer = paired("gpt-2", **{"ggml.token_type": plain})
     assert not tokenizer.special
     rendered = Rendered("user: a <|im_end|>\n\nassistant:", "\ue000")
     expected = tokenizer.encode_rendered(rendered.text, rendered.marker)

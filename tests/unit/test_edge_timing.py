@@ -115,7 +115,7 @@ def test_the_first_token_is_counted_when_it_went_out() -> None:
     """And not with the next event, which may be the end: a lent socket has no event for it."""
     with serve(step_delay_us=5000) as served:
         assert served.message("count", max_tokens=60, stream=True).status_code == 200
-        wait_until(lambda: sum(served.server.metrics.first_token.counts) == 1)
+        wait_until(lambda: sum(served.server.models.main.metrics.first_token.counts) == 1)
         text = served.client.get("/metrics").text
         lines = dict(re.findall(r"^(\w+_seconds_sum)\{.*\} (\S+)$", text, re.M))
         whole = float(lines["sublimate_e2e_request_latency_seconds_sum"])

@@ -18,6 +18,15 @@ def __getattr__(name):
     raise AttributeError(f"no {name}", name=name, obj=__import__("sys").modules[__name__])
 """
 
+MAIN = """
+import runpy, sys
+# An editable install finds its own compiled part whatever lies in the folder.
+sys.meta_path = [finder for finder in sys.meta_path if "Scikit" not in type(finder).__name__]
+del sys.argv[0]
+sys.path[0] = ""
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
 DAMAGED = "raise ImportError('x: bad ELF', name=__name__)"
 
 
@@ -33,7 +42,7 @@ def package(tmp_path: Path) -> Path:
 
 def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(package.parent), "COLUMNS": "200"}
-    given = [sys.executable, "-m", *command]
+    given = [sys.executable, "-c", MAIN, *command]
     return subprocess.run(given, env=environment, capture_output=True, text=True, timeout=60)
 
 

@@ -132,11 +132,11 @@ def test_chromium(pair: tuple[Path, Path], tmp_path: Path) -> None:
             *("--disable-web-security", page.as_uri()),
         ]
         environment = {**os.environ, "HOME": str(tmp_path)}
-        metrics = served.server.metrics
+        metrics, answers = served.server.metrics, served.server.models.main.metrics
         with (tmp_path / "log").open("w") as log:
             browser = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             try:
-                wait_until(lambda: metrics.ends["end_turn"] >= 2, seconds=40)
+                wait_until(lambda: answers.ends["end_turn"] >= 2, seconds=40)
             finally:
                 browser.terminate()
                 browser.wait()
