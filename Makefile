@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
+.PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -48,6 +48,10 @@ serve: build
 
 test: .venv/stamp-programs
 	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy and not gemma' $(SIDE_BY_SIDE) $(ARGS)
+
+# Everything in full where `make test` takes a part: the slow modes' golden cases, 1,000 clients.
+test-long:
+	SUBLIMATE_TEST_LONG=1 $(MAKE) test
 
 test-reference: .venv/stamp-programs .venv/stamp-reference
 	OMP_NUM_THREADS=1 $(PYTEST) -m reference -n 2 tests/reference $(ARGS)
