@@ -182,7 +182,7 @@ fuzz: .venv/stamp-build
 
 # Programs with one thread have no races to find.
 THREADED := threads prefix ring forward weights text
-RACES := $(sort $(basename $(notdir $(foreach word,$(THREADED),$(wildcard tests/cpp/test_*$(word)*.cpp)))))
+RACES := $(filter-out %_tiles,$(sort $(basename $(notdir $(foreach word,$(THREADED),$(wildcard tests/cpp/test_*$(word)*.cpp))))))
 asan: .venv/stamp-environment
 	cmake --preset asan >/dev/null
 	cmake --build --preset asan
@@ -191,7 +191,7 @@ asan: .venv/stamp-environment
 tsan: .venv/stamp-environment
 	cmake --preset tsan >/dev/null
 	cmake --build --preset tsan --target $(RACES)
-	SUBLIMATE_BUILD=build/tsan $(PYTEST) -n 2 tests/cpp -k "$(subst $() $(), or ,$(RACES))" $(ARGS)
+	SUBLIMATE_BUILD=build/tsan $(PYTEST) -n 2 tests/cpp -k "($(subst $() $(), or ,$(RACES))) and not tiles" $(ARGS)
 
 cuda:
 	tests/cuda/compile.sh
