@@ -20,9 +20,9 @@ FORWARD_THREADED = (
     "decoding_beside_a_prompt_does_not_change_bits",
     "company_does_not_change_bits",
 )
-"""The others have one thread, or find nothing that these do not."""
+"""Those about what threads share: the others compare values, for minutes under ThreadSanitizer."""
 FORWARD_SHORT = (*FORWARD_THREADED, "instruction_sets_agree", "variants_do_not_change_bits")
-"""Of minutes under AddressSanitizer, where twins are as slow as what they are compared with."""
+"""Of a minute under AddressSanitizer, half of it spent in the twins."""
 
 
 def run_program(path: Path, *arguments: str) -> str:

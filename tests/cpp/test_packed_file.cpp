@@ -53,17 +53,6 @@ Bytes bytes_of(const std::string& path) {
     return bytes;
 }
 
-TinyLlama of_type(TensorType type) {
-    TinyLlama tiny;
-    tiny.type = tiny.value_type = type;
-    if (is_k_type(type)) {
-        tiny.hidden = 256;
-        tiny.head_dim = 64;
-        tiny.feed_forward = 512;
-    }
-    return tiny;
-}
-
 Status convert(const TinyLlama& tiny, const std::string& target, ConvertOptions options = {}) {
     TemporaryFile source(tiny_file(tiny));
     options.threads = 2;
@@ -114,7 +103,7 @@ std::string said_of(const std::function<void(Bytes&)>& change, const WeightForm&
                     bool verifies = false) {
     static const Bytes good = [] {
         TargetName target;
-        CHECK(convert(of_type(TensorType::bf16), target.path()).ok());
+        CHECK(convert(tiny_of_type(TensorType::bf16), target.path()).ok());
         return bytes_of(target.path());
     }();
     Bytes bytes = good;
@@ -180,15 +169,15 @@ bool mentions(const std::string& message, const char* part) {
 TEST(a_packed_model_is_the_model) {
     for (TensorType type : {TensorType::q4_1, TensorType::q8_0, TensorType::q6_k, TensorType::f32,
                             TensorType::mxfp4, TensorType::iq4_xs, TensorType::q2_k})
-        for (bool exact : {false, true}) expect_equal_models(of_type(type), {exact, {}});
+        for (bool exact : {false, true}) expect_equal_models(tiny_of_type(type), {exact, {}});
     for (TensorType type : {TensorType::bf16, TensorType::f16, TensorType::f32})
         for (Quantise quantise : {Quantise::int8, Quantise::int4})
-            expect_equal_models(of_type(type), {false, quantise});
+            expect_equal_models(tiny_of_type(type), {false, quantise});
 }
 
 TEST(so_it_is_with_biases_windows_fused_tensors_and_a_head_of_its_own) {
     for (const char* name : {"qwen2", "qwen3", "gemma3", "phi3", "olmo2", "granite"}) {
-        TinyLlama tiny = of_type(TensorType::bf16);
+        TinyLlama tiny = tiny_of_type(TensorType::bf16);
         tiny.architecture = name;
         tiny.tied = std::string(name) == "qwen3";
         if (std::string(name) == "gemma3") tiny.window = 4;
@@ -213,7 +202,7 @@ TEST(rope_tensors_come_along) {
 }
 
 TEST(a_header_is_all_of_the_sources) {
-    TinyLlama tiny = of_type(TensorType::bf16);
+    TinyLlama tiny = tiny_of_type(TensorType::bf16);
     tiny.extra = [](GgufBytes& file) {
         file.texts("tokenizer.ggml.tokens", {"a", "", "c"});
         file.numbers<float>("tokenizer.ggml.scores", ValueType::f32, {1.0f, 2.0f, 3.0f});
@@ -432,7 +421,7 @@ TEST(the_layout_of_version_1_is_frozen) {
                                     TensorType::q5_k, TensorType::q6_k, TensorType::q3_k};
     uint64_t all = PACKED_VERSION;
     for (TensorType type : TYPES) {
-        TemporaryFile source(tiny_file(of_type(type)));
+        TemporaryFile source(tiny_file(tiny_of_type(type)));
         std::shared_ptr<LoadedModel> model;
         CHECK(load(source.path(), {}, &model).ok());
         std::span bytes(model->weights.data, static_cast<size_t>(model->weights.bytes));

@@ -44,17 +44,6 @@ std::vector<float> logits_of(const LoadedModel& model) {
     return logits;
 }
 
-TinyLlama of_type(TensorType type) {
-    TinyLlama tiny;
-    tiny.type = tiny.value_type = type;
-    if (is_k_type(type)) {
-        tiny.hidden = 256;
-        tiny.head_dim = 64;
-        tiny.feed_forward = 512;
-    }
-    return tiny;
-}
-
 // What another process could hand over: these bytes, sealed in this way.
 struct Handed {
     Handed(const std::vector<std::byte>& bytes, int seals) {
@@ -79,7 +68,7 @@ std::vector<std::byte> bytes_of(const LoadedModel& model) {
 TEST(shared_and_reused_weights_are_the_packed_ones) {
     for (TensorType type : {TensorType::q4_1, TensorType::f32, TensorType::q8_0, TensorType::q6_k})
         for (bool exact : {false, true}) {
-            TemporaryFile file(tiny_file(of_type(type)));
+            TemporaryFile file(tiny_file(tiny_of_type(type)));
             auto packed = load(file.path(), Sharing::never, -1, exact);
             auto shared = load(file.path(), Sharing::always, -1, exact);
             auto reused = load(file.path(), Sharing::always, shared->weights.shared.fd(), exact);

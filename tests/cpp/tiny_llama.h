@@ -1,6 +1,6 @@
 // A small random llama model as a GGUF file: every size, weight type and extra key can be chosen.
 //
-// defines: TinyLlama, add_router, tiny_file, TemporaryFile, load_tiny
+// defines: TinyLlama, tiny_of_type, add_router, tiny_file, TemporaryFile, load_tiny
 #pragma once
 
 #include <array>
@@ -44,6 +44,18 @@ struct TinyLlama {
     std::function<void(GgufBytes&)> extra; // more keys and tensors
     std::string without;                   // a tensor left out
 };
+
+// Of that type throughout, with rows that its blocks divide.
+inline TinyLlama tiny_of_type(TensorType type) {
+    TinyLlama tiny;
+    tiny.type = tiny.value_type = type;
+    if (is_k_type(type)) {
+        tiny.hidden = 256;
+        tiny.head_dim = 64;
+        tiny.feed_forward = 512;
+    }
+    return tiny;
+}
 
 inline uint16_t half_bits(float value) { // small numbers only; rounds down
     uint32_t bits;

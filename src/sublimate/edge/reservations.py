@@ -29,8 +29,10 @@ between two looks at who may come in."""
 class _Guest:
     """A request that waits for its turn."""
 
-    def __init__(self, turn: asyncio.Future[None], is_gone: Callable[[], bool]) -> None:
-        self.turn, self.is_gone = turn, is_gone
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self.is_gone = is_gone
+        self.turn: asyncio.Future[None] | None = None
+        """Of one that had to wait."""
 
 
 class Reservations:
@@ -61,7 +63,7 @@ class Reservations:
         now = time.monotonic()
         if now - self._looked_seconds >= LOOK_SECONDS:
             self._look(now)
-        guest = _Guest(self._loop.create_future(), is_gone)
+        guest = _Guest(is_gone)
         count = self._client.slots_in_use
         try:
             if self._anteroom.ask(guest, tenant, prompt_tokens, target_seconds, now, count):
@@ -70,6 +72,7 @@ class Reservations:
             raise _refused(shed) from None
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._call)
+        guest.turn = self._loop.create_future()
         return guest.turn
 
     def _call(self) -> None:
@@ -158,9 +161,9 @@ def _refused(shed: Shed) -> ApiError:
     return ApiError("overloaded").after(shed.retry_seconds)
 
 
-def _end(turn: asyncio.Future[None], error: ApiError | None = None) -> None:
+def _end(turn: asyncio.Future[None] | None, error: ApiError | None = None) -> None:
     # Whoever waited may have been cancelled with its task.
-    if turn.done():
+    if turn is None or turn.done():
         return
     if error is None:
         turn.set_result(None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -18,12 +17,12 @@ import msgspec
 
 from ..errors import ModelError, nearest
 from . import hub
+from .parts import PART, files_in, stem_of
 from .registry import PACKED_SUFFIX, SUFFIX
 from .source import weight_bytes
 
 CACHE = "cache"
 """In place of a folder: the one that `pull` fills."""
-PARTS = re.compile(r"(.+)-(\d{5})-of-\d{5}", re.ASCII)
 FIRST_PART = 1
 NOTE = ".json"
 """Behind the name of a file, the note that `pull` keeps of it."""
@@ -78,12 +77,10 @@ def _fetched(here: hub.Fetched) -> KeptModel:
 def _kept(folder: Path, name: str, names: list[str]) -> KeptModel | None:
     path = folder / name
     if name.lower().endswith(SUFFIX) and path.is_file():
-        stem, files = name[: -len(SUFFIX)], [path]
-        if match := PARTS.fullmatch(stem):
-            if int(match[2]) != FIRST_PART:
-                return None
-            stem = match[1]
-            files = [folder / each for each in names if _is_part(each, stem)]
+        match = PART.fullmatch(name)
+        if match is not None and int(match[2]) != FIRST_PART:
+            return None
+        stem, files = stem_of(path), files_in(path)
         size = sum(each.stat().st_size for each in files)
         notes = [folder / (each.name + NOTE) for each in files if each.name + NOTE in names]
         every = (*files, *notes)
@@ -102,11 +99,6 @@ def _kept(folder: Path, name: str, names: list[str]) -> KeptModel | None:
         modified_seconds=path.stat().st_mtime,
         files=every,
     )
-
-
-def _is_part(name: str, stem: str) -> bool:
-    match = PARTS.fullmatch(name[: -len(SUFFIX)])
-    return name.lower().endswith(SUFFIX) and match is not None and match[1] == stem
 
 
 def removed(folder: Path, name: str) -> KeptModel:
