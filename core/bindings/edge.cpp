@@ -296,7 +296,8 @@ void bind_event(nb::module_& m) {
 }
 
 // ---- EdgeClient --------------------------------------------------------------------------------
-using Int32View = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
+// A plain memoryview: the edge serves without numpy, which takes as long to load as all else of it.
+using Int32View = nb::ndarray<nb::memview, int32_t, nb::ndim<1>>;
 using Int32Array = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 using Float32Array = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 using MaskView = nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>;

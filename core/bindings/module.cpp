@@ -177,6 +177,7 @@ NB_MODULE(_core, m) {
     bind_constants(m);
     bind_blocks(m);
     bind_edge(m);
+    bind_byte_pairs(m);
     bind_model(m);
     bind_engine(m);
     bind_limits(m);

@@ -5,10 +5,13 @@
 // Python twins with the same names are in tests/unit/text_reference.py and
 // tests/unit/block_reference.py.
 //
-// defines: Vocabulary, Utf8Assembler, JsonScanner, BlockSplitter, StopMatcher, Signer, json_escape,
-// EventWriter, SseWriter, FrameWriter, TextStream, EdgeClient, each in its own header, in the order
-// in which a token meets them (EdgeClient drives all of them from the rings)
+// defines: BytePairs, Vocabulary, Utf8Assembler, JsonScanner, BlockSplitter, StopMatcher, Signer,
+// json_escape, EventWriter, SseWriter, FrameWriter, TextStream, EdgeClient, each in its own header,
+// in the order in which a token meets them (EdgeClient drives all of them from the rings; BytePairs
+// is of the prompt)
 #pragma once
+
+#include "byte_pairs.h" // words of a prompt -> ids
 
 #include "vocabulary.h" // id -> bytes
 

@@ -4,6 +4,7 @@ Call order of a server: Gguf/Model.load and LoopEngine (engine process); Region.
 Region.attach, EdgeClient, Vocabulary, EdgeClient.open / submit / poll (edge process).
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -235,7 +236,7 @@ class PrefixHasher:
         """secret: 64 bits that no client can know."""
     def chain(
         self,
-        ids: NDArray[np.int32],
+        ids: array[int] | NDArray[np.int32],
         *,
         tenant_low: int,
         tenant_high: int,
@@ -330,6 +331,24 @@ class LoopEngine:
     def audit(self) -> str:
         """Empty if page ownership is consistent, else what is wrong. For tests; only while the loop
         is idle."""
+
+class BytePairs:
+    """Byte-pair encoding of words of ASCII, as the library does it, and made in milliseconds."""
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        merges: Sequence[str],
+        characters: Sequence[str],
+        *,
+        whole: bool = False,
+    ) -> None:
+        """tokens: all different, each id its place. merges: "left right", by rank. characters: how
+        the vocabulary writes each of the 256 bytes. whole: a word that is a token is that token,
+        whatever the merges make of it. Raises CoreError for merges that are none, or of texts that
+        are no tokens."""
+    def encode(self, words: Sequence[str]) -> list[bytes | None]:
+        """int32 ids of each word; None of one that is not ASCII, is longer than 64 bytes, or has a
+        byte that no token says."""
 
 class Vocabulary:
     """Byte strings of all tokens, for the text path. Special tokens have empty bytes and yield no
@@ -461,8 +480,8 @@ class EdgeClient:
     ) -> None:
         """gaps takes the seconds between polls that brought tokens, per stream. signature_key: of
         thinking blocks, as sign_thinking of sublimate.model.thinking has it."""
-    def acquire(self, words: int) -> tuple[int, int, NDArray[np.int32]] | None:
-        """(slot, generation, zeroed-header view of ring memory of the slot's full capacity), or
+    def acquire(self, words: int) -> tuple[int, int, memoryview] | None:
+        """(slot, generation, zeroed-header int32 view of the slot's whole ring memory), or
         None if no slot is free. The caller writes header fields (REQUEST_FIELDS), tokens and bias
         pairs into the view; version, slot, generation are already set. Zero is a value too: no
         logprobs is -1, no mask or trigger slot is -1, and the neutral top_p and repetition penalty

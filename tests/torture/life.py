@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from array import array
 
 from sublimate import _core
 from sublimate.config import EngineSettings
@@ -89,7 +90,7 @@ class Life:
         for name, value in fields.items():
             view[_core.REQUEST_FIELDS[name][0]] = value
         first = _core.REQUEST_HEADER_WORDS
-        view[first : first + len(PROMPT)] = PROMPT
+        view[first : first + len(PROMPT)] = memoryview(array("i", PROMPT))
         self._client.submit(slot, generation, 1, format="raw")
         ids: list[int] = []
         while True:

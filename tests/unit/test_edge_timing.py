@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 import time
+from array import array
 from typing import Any, cast
 
 import pytest
@@ -150,7 +151,8 @@ def test_events_carry_moments_in_order() -> None:
     one = 0x3F800000
     for name in ("top_p_bits", "repetition_penalty_bits"):
         view[_core.REQUEST_FIELDS[name][0]] = one
-    view[_core.REQUEST_HEADER_WORDS : _core.REQUEST_HEADER_WORDS + 4] = 9
+    prompt = slice(_core.REQUEST_HEADER_WORDS, _core.REQUEST_HEADER_WORDS + 4)
+    view[prompt] = memoryview(array("i", [9] * 4))
     begin = time.monotonic_ns()
     client.submit(slot, generation, 1, format="raw")
     thread = threading.Thread(target=engine.run)

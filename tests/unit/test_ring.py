@@ -156,7 +156,7 @@ def test_a_view_outlives_client_and_region() -> None:
     client = _core.EdgeClient(region, None)
     lease = client.acquire(524288)
     assert lease is not None
-    view = lease[2]
+    view = np.asarray(lease[2])
     del region, client, lease
     gc.collect()
     view[:] = 3
@@ -377,6 +377,7 @@ class SlotModel(RuleBasedStateMachine):
             assert not free
             return
         slot, generation, view = lease
+        view = np.asarray(view)
         assert slot in free
         assert len(view) == min(ring.slot_offset(s)[1] for s in free)
         assert not view[3:HEADER_WORDS].any()

@@ -15,12 +15,18 @@ from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.errors import ModelError
 from sublimate.model import vocabulary as module
-from sublimate.model.byte_level import OF_LLAMA3, byte_characters
+from sublimate.model.byte_level import (
+    OF_LLAMA3,
+    byte_characters,
+    byte_pairs,
+    library_backend,
+)
 from sublimate.model.files import locate
-from sublimate.model.pre_tokenizers import PRE_TOKENIZERS
+from sublimate.model.pre_tokenizers import PRE_TOKENIZERS, ascii_words
 from sublimate.model.template import ChatTemplate
 from sublimate.model.tokenizer import Tokenizer, tokenizer_from_metadata
 from sublimate.model.turns import said
+from sublimate.model.vocabulary import read_vocabulary
 from tiny_model import CONTROL, STOP, ids, tiny_metadata
 
 GOLDEN = ROOT / "tests/golden/smollm2-135m-q4_1.json"
@@ -28,6 +34,48 @@ GOLDEN = ROOT / "tests/golden/smollm2-135m-q4_1.json"
 
 def made(**changes: Any) -> Tokenizer:
     return tokenizer_from_metadata(tiny_metadata(**changes))
+
+
+MERGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40)
+
+
+@given(MERGES, st.lists(st.text("ab \n1é", max_size=20), max_size=9), st.booleans())
+def test_pairs_say_what_the_library_says(
+    drawn: list[tuple[int, int]], words: list[str], whole: bool
+) -> None:
+    """Of random merges; words as the families' patterns cut them, and others."""
+    tokens = list(tiny_metadata()["tokenizer.ggml.tokens"])
+    first = [tokens.index(one) for one in ("a", "b", "Ġ", "Ċ", "1")]
+    merges: list[str] = []
+    for left, right in drawn:
+        made, known = [*first, *range(260, len(tokens))], len(tokens)
+        parts = tokens[made[left % len(made)]], tokens[made[right % len(made)]]
+        if " ".join(parts) not in merges and "".join(parts) not in tokens[:known]:
+            tokens.append("".join(parts))
+            merges.append(" ".join(parts))
+    metadata = tiny_metadata()
+    vocabulary = read_vocabulary(metadata | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": merges or ["Q Q"],
+    })  # fmt: skip
+    pre = PRE_TOKENIZERS["llama-bpe" if whole else "gpt-2"]
+    twin = library_backend(vocabulary, pre)
+    pairs = byte_pairs(vocabulary, ignores_merges=whole)
+    cut = [word for text in words for word in ascii_words(pre.pattern).findall(text)]
+    for word, encoded in zip(cut, pairs.encode(cut), strict=True):
+        assert (encoded is None) == (not word.isascii())
+        if encoded is not None:
+            said_by_twin = twin.encode(word, add_special_tokens=False).ids
+            assert np.frombuffer(encoded, np.int32).tolist() == said_by_twin
+
+
+def test_pairs_leave_long_words_and_unknown_bytes_to_the_library() -> None:
+    tokenizer = made()
+    long = "a" * 64
+    for text in (long, long + "a", "é", "a é", "\x7f", ""):
+        [encoded] = tokenizer.encode_pieces([text])
+        assert np.frombuffer(encoded, np.int32).tolist() == tokenizer.encode(text)
 
 
 def test_every_byte_has_one_character() -> None:

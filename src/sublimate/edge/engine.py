@@ -14,12 +14,11 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import _core
 from ..config import STALLED_SECONDS, Profile
@@ -58,7 +57,7 @@ class Listener(Protocol):
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """All that one request tells the engine and the text path."""
 
-    ids: NDArray[np.int32]
+    ids: array[int]
     sampling: Sampling
     token_budget: int
     stop_tokens: tuple[int, ...]

@@ -6,11 +6,9 @@ defines: Engines
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import _core
 from ..guard.standing import Standing
@@ -22,6 +20,9 @@ from .record import Tenant
 from .router import PROMPT_TOKENS, Candidate, choose
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .observe.answer_metrics import AnswerMetrics
     from .observe.stories import Stories
 
@@ -169,7 +170,7 @@ class Engines:
 
     # ---- requests ------------------------------------------------------------------------------
     def choose(
-        self, ids: NDArray[np.int32], tenant: Tenant, queue_max: int, adapter: int = 0
+        self, ids: array[int], tenant: Tenant, queue_max: int, adapter: int = 0
     ) -> EngineLink:
         """The one for a prompt. Raises ApiError (503) without any."""
         links = self.links

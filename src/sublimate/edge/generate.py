@@ -8,11 +8,11 @@ defines: NeedsThreadError, generate, prepared, choose_profile, prepare, check_le
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from .._core import BlockFormat
 from ..config import PROFILES, EdgeSettings, Profile
@@ -355,7 +355,7 @@ def prepare(
     if isinstance(generation.raw_prompt, tuple):
         if len(generation.raw_prompt) > context_tokens:
             raise _too_long(len(generation.raw_prompt), context_tokens)
-        ids = np.array(generation.raw_prompt, np.int32)
+        ids = array("i", generation.raw_prompt)
         return Prompt(generation, ids, (read_ns, read_ns, time.monotonic_ns()))
     rendered = _rendered(generation, model)
     rendered_ns = time.monotonic_ns()

@@ -18,12 +18,11 @@ defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMI
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from ..config import Profile
 from ..grammar.constraint import Constraint
@@ -128,8 +127,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """A generation whose conversation is token ids."""
 
     generation: Generation
-    ids: NDArray[np.int32]
-    """(prompt_tokens)"""
+    ids: array[int]
+    """(prompt_tokens) int32"""
     ends_ns: tuple[int, int, int]
     """When parse, template and tokenise ended, on the monotonic clock (see timing.py)."""
     begins_in_thinking: bool = False

@@ -155,7 +155,7 @@ class Loading:
 
     def _take(self, served: Served, text: TextModel) -> None:
         served.take_text(text)
-        self._executor.submit(text.grammars.warm_up)
+        self._executor.submit(text.warm_up)
         self._make_room(served)
         for arrive in self._arrivals.pop(served, {}).values():
             arrive()

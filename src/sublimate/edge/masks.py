@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import _core
 from ..grammar.constraint import Constraint
@@ -48,7 +46,7 @@ class _Held(msgspec.Struct, kw_only=True):
     key: int
     slot: int
     generation: int
-    view: NDArray[np.int32]
+    view: memoryview
     send: Callable[[], None]
     matcher: Matcher
     slots_needed: int
@@ -104,7 +102,7 @@ class MaskKeeper:
         key: int,
         slot: int,
         generation: int,
-        view: NDArray[np.int32],
+        view: memoryview,
         constraint: Constraint,
         send: Callable[[], None],
         thinking_tokens: int = 0,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import secrets
 import struct
+from array import array
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import _core
 from ..config import PROFILES, Profile
@@ -57,8 +56,8 @@ def request_words(prompt_tokens: int, sampling: Sampling) -> int:
 
 
 def write_record(
-    view: NDArray[np.int32],
-    ids: NDArray[np.int32],
+    view: memoryview,
+    ids: array[int],
     sampling: Sampling,
     *,
     token_budget: int,
@@ -67,7 +66,8 @@ def write_record(
     tenant: Tenant,
     adapter: int = 0,
 ) -> None:
-    """Fill a view from EdgeClient.acquire. All values were checked (check_sampling)."""
+    """Fill an int32 view from EdgeClient.acquire; ids: likewise int32. All values were checked
+    (check_sampling)."""
     flags = _core.FLAGS["ignore_eos"] if sampling.ignore_eos else 0
     seed = sampling.seed
     if seed is None:
@@ -76,7 +76,7 @@ def write_record(
         flags |= _core.FLAGS["seeded"]
     unused = (0,) * (STOP_TOKENS_MAX - len(stop_tokens))
     _WRITTEN.pack_into(
-        view.data,
+        view,
         _FIRST_BYTE,
         PROFILES.index(profile),
         len(ids),
@@ -106,15 +106,13 @@ def write_record(
         0,  # end of what is free of masks
     )
     end = _HEADER_WORDS + len(ids)
-    view[_HEADER_WORDS:end] = ids
+    view[_HEADER_WORDS:end] = memoryview(ids)
     for token, bias in sampling.logit_bias:
-        _BIAS.pack_into(view.data, end * WORD_BYTES, token, bias)
+        _BIAS.pack_into(view, end * WORD_BYTES, token, bias)
         end += 2
 
 
-def set_mask_slots(
-    view: NDArray[np.int32], mask_slot: int, trigger_slot: int, free_end: int
-) -> None:
+def set_mask_slots(view: memoryview, mask_slot: int, trigger_slot: int, free_end: int) -> None:
     """Of a written record: its tokens need masks. trigger_slot: -1 for none; free_end: 0."""
     view[_FIELDS["flags"]] |= _core.FLAGS["masked"]
     view[_FIELDS["mask_slot"]] = mask_slot

@@ -44,6 +44,11 @@ class TextModel:
         self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
         self.grammars = Grammars(tokenizer, template.tool_format, template.thinking_format)
 
+    def warm_up(self) -> None:
+        """So that no request waits for what nothing but some requests needs."""
+        self.tokenizer.warm_up()
+        self.grammars.warm_up()
+
 
 def text_model_from_metadata(
     name: str, metadata: Mapping[str, Any], tool_format: str = ""

@@ -332,7 +332,8 @@ class Engine:
             acquired = self._client.acquire(words)
             if acquired is None:
                 return False
-            slot, generation, view = acquired
+            slot, generation, words_view = acquired
+            view = np.asarray(words_view)
             budget = min(flight.sampling.max_tokens, room)
             key, self._next_key = self._next_key, self._next_key + 1
             self._flights[key] = flight

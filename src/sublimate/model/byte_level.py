@@ -2,18 +2,25 @@
 
 Source: the vocabulary format of GPT-2 (kind gpt2 of GGUF files).
 
-defines: SPECIAL, build, byte_characters, byte_level_bytes
+Words of ASCII are encoded by our own table of the merges (core/text/byte_pairs.h), all else by the
+library.
+
+defines: SPECIAL, build, byte_pairs, library_backend, byte_characters, byte_level_bytes
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from .. import _core
 from ..errors import ModelError
-from .library import Backend, models, normalizers
-from .pre_tokenizers import PRE_TOKENIZERS, ascii_words
+from .late_library import LateBackend
+from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, ascii_words
 from .vocabulary import FileVocabulary, TokenizerParts, TokenType
+
+if TYPE_CHECKING:
+    from .library import Backend
 
 UNNAMED = "default"
 """What converters wrote that did not know it."""
@@ -29,17 +36,15 @@ FAMILIES = {
 }
 """Architecture -> the pre-tokenizer of all its models."""
 SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+BYTES = 1 << 8
 
 
 def build(vocabulary: FileVocabulary) -> TokenizerParts:
     """Raises ModelError that names what is wrong."""
     pre = PRE_TOKENIZERS[_pre_tokenizer(vocabulary)]
-    backend = Backend(_merges_model(vocabulary, ignore=pre.ignore_merges))
-    backend.pre_tokenizer = pre.build()
-    if pre.nfc:
-        backend.normalizer = normalizers.NFC()
     return TokenizerParts(
-        backend=backend,
+        backend=LateBackend(lambda: library_backend(vocabulary, pre)),
+        pairs=byte_pairs(vocabulary, ignores_merges=pre.ignore_merges),
         words=ascii_words(pre.pattern),
         token_bytes=byte_level_bytes(vocabulary.tokens, vocabulary.types),
         special={
@@ -73,22 +78,35 @@ def _pre_tokenizer(vocabulary: FileVocabulary) -> str:
     return family
 
 
-def _merges_model(vocabulary: FileVocabulary, *, ignore: bool) -> Any:
+def byte_pairs(vocabulary: FileVocabulary, *, ignores_merges: bool) -> _core.BytePairs:
+    """Raises ModelError. The library does not look for all that this refuses, and reads beyond its
+    memory where a merge makes no token."""
+    characters = {byte: chr(code) for code, byte in byte_characters().items()}
+    try:
+        return _core.BytePairs(
+            vocabulary.tokens,
+            vocabulary.strings("merges"),
+            [characters[byte] for byte in range(BYTES)],
+            whole=ignores_merges,
+        )
+    except _core.CoreError as error:
+        raise ModelError(f"The model file is damaged: {error}.") from None
+
+
+def library_backend(vocabulary: FileVocabulary, pre: PreTokenizer) -> Backend:
+    """For a vocabulary whose merges are known to fit it."""
+    from .library import Backend, models, normalizers
+
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     merges: list[tuple[str, str]] = []
     for merge in vocabulary.strings("merges"):
-        left, space, right = merge.partition(" ")
-        if not space or " " in right:
-            raise ModelError("The model file is damaged: a merge is not two texts.")
+        left, _, right = merge.partition(" ")
         merges.append((left, right))
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    # The library does not look for this, and reads beyond its memory where it is not so.
-    if not all(left + right in ids for left, right in merges):
-        raise ModelError("The model file is damaged: a merge names unknown tokens.")
-    try:
-        return models.BPE(ids, merges, ignore_merges=ignore)
-    except Exception:
-        # The library raises plain Exception for a merge of tokens that are not there.
-        raise ModelError("The model file is damaged: a merge names unknown tokens.") from None
+    backend = Backend(models.BPE(ids, merges, ignore_merges=pre.ignore_merges))
+    backend.pre_tokenizer = pre.build()
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    return backend
 
 
 def byte_characters() -> dict[int, int]:
@@ -107,13 +125,21 @@ def byte_characters() -> dict[int, int]:
 def byte_level_bytes(tokens: Sequence[str], types: Sequence[int]) -> list[bytes]:
     """(vocabulary) byte string of each token; empty for those that yield no text."""
     table = byte_characters()
+    space = next(chr(code) for code, byte in table.items() if byte == ord(" "))
+    normal, defined = TokenType.NORMAL.value, TokenType.USER_DEFINED.value
     result: list[bytes] = []
     for token, kind in zip(tokens, types, strict=True):
-        if kind == TokenType.NORMAL:
-            try:
-                result.append(token.translate(table).encode("latin-1"))
-            except UnicodeEncodeError:
-                result.append(token.encode())  # an added token that is not in byte characters
+        if kind == normal:
+            # Most are written in ASCII, which stands for itself, but for spaces.
+            plain = token.replace(space, " ")
+            result.append(plain.encode() if plain.isascii() else _said(token, table))
         else:
-            result.append(token.encode() if kind == TokenType.USER_DEFINED else b"")
+            result.append(token.encode() if kind == defined else b"")
     return result
+
+
+def _said(token: str, table: dict[int, int]) -> bytes:
+    try:
+        return token.translate(table).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()  # an added token that is not in byte characters

@@ -15,9 +15,6 @@ import threading
 from array import array
 from collections import OrderedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .template import Rendered
 from .tokenizer import Tokenizer
 
@@ -46,8 +43,8 @@ class ConversationTokenizer:
         self.bytes = 0
         """Memory that the remembered pieces take."""
 
-    def encode(self, rendered: Rendered, owner: bytes = b"") -> NDArray[np.int32]:
-        """Ids (tokens) of a rendered prompt. `owner` names who may meet what is remembered."""
+    def encode(self, rendered: Rendered, owner: bytes = b"") -> array[int]:
+        """int32 ids (tokens) of a rendered prompt. `owner`: who may meet what is remembered."""
         pattern, marker = self._tokenizer.special_pattern, rendered.marker
         pieces = pattern.split(rendered.text) if pattern else [rendered.text]
         plain = pieces[::2]
@@ -58,7 +55,7 @@ class ConversationTokenizer:
         parts[1::2] = map(self._special.__getitem__, pieces[1::2])
         if bos := self._tokenizer.leading_bos(parts[0] or b"".join(parts[1:2])):
             parts.insert(0, bos)
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return array("i", b"".join(parts))
 
     def _encode_plain(self, plain: list[str], owner: bytes) -> list[bytes]:
         keys = [(owner, piece) for piece in plain]

@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 
-from .library import Regex, pre_tokenizers
-
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Digits are cut out first, one by one, so space before one ends there.
 SMOLLM_PATTERN = GPT2_PATTERN.replace(r" ?\p{N}+", r"\p{N}").replace(
@@ -51,16 +49,22 @@ class PreTokenizer(msgspec.Struct, frozen=True):
 
 
 def _gpt2() -> Any:
+    from .library import pre_tokenizers  # when one is built, and no earlier
+
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 def _smollm() -> Any:
+    from .library import pre_tokenizers
+
     digits = pre_tokenizers.Digits(individual_digits=True)
     return pre_tokenizers.Sequence([digits, _gpt2()])
 
 
 def _by_pattern(pattern: str) -> Callable[[], Any]:
     def build() -> Any:
+        from .library import Regex, pre_tokenizers
+
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([split, byte_level])

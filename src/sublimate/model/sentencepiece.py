@@ -20,14 +20,13 @@ from .vocabulary import (
     BYTE_TOKEN,
     END_OF_TURN_TEXTS,
     NO_TEXT,
+    SPACE,
     FileVocabulary,
     TokenizerParts,
     TokenType,
     is_mark,
 )
 
-SPACE = "\u2581"
-"""Stands for a space in a vocabulary."""
 BEGINS_BYTE_NAME = "<(?=0x[0-9A-F]{2}>)"
 """In what somebody typed; cut off from the rest it names no token."""
 CROSSES_WORDS = re.compile(f"[^{SPACE}]{SPACE}")

@@ -7,7 +7,8 @@ prompt at them itself. Text between two control tokens is tokenised whole, so th
 forged control tokens gets the same ids as the usual whole-prompt encoding.
 
 The words of ASCII text are found here and looked up: merges never leave a word, so a word has the
-same ids wherever it stands. All else, and what is new, the library does.
+same ids wherever it stands. New ones of a byte-level vocabulary our own table of its merges encodes
+(core/text/byte_pairs.h); all else the library does.
 
 defines: WordIds, Tokenizer, tokenizer_from_metadata
 """
@@ -20,16 +21,12 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from .. import _core
 from ..errors import ModelError
-from . import byte_level, sentencepiece, tokenizer_json
-from .vocabulary import FileVocabulary, TokenizerParts, read_vocabulary
+from . import byte_level
+from .vocabulary import SPACE, FileVocabulary, TokenizerParts, read_vocabulary
 
-KINDS: dict[str, Callable[[FileVocabulary], TokenizerParts]] = {
-    "gpt2": byte_level.build,
-    "llama": sentencepiece.build_merges,
-    "t5": sentencepiece.build_unigram,
-    "tokenizer.json": tokenizer_json.build,
-}
+KINDS = ("gpt2", "llama", "t5", "tokenizer.json")
 """Values of tokenizer.ggml.model; the last one is ours, for a folder."""
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -59,8 +56,11 @@ class WordIds:
     """Ids of text by its words. May be used from several threads: whoever loses a race learns a
     word twice."""
 
-    def __init__(self, backend: Any, pattern: re.Pattern[str]) -> None:
+    def __init__(
+        self, backend: Any, pattern: re.Pattern[str], pairs: _core.BytePairs | None = None
+    ) -> None:
         self._backend = backend
+        self._pairs = pairs
         self._find = pattern.findall
         self._known: dict[str, bytes] = {}
 
@@ -72,12 +72,22 @@ class WordIds:
             return b"".join(map(known.__getitem__, words))
         except KeyError:
             new = list({word: None for word in words if word not in known})
-        found = dict(zip(new, _encode_batch(self._backend, new), strict=True))
+        found = self._encoded(new)
         joined = b"".join([found[word] if word in found else known[word] for word in words])
         if len(known) + len(found) > WORDS_MAX:
             known = self._known = {}
         known.update((word, ids) for word, ids in found.items() if len(word) <= WORD_CHARACTERS_MAX)
         return joined
+
+    def _encoded(self, words: list[str]) -> dict[str, bytes]:
+        """The library does what the pairs do not."""
+        if self._pairs is None:
+            return dict(zip(words, _encode_batch(self._backend, words), strict=True))
+        known = dict(zip(words, self._pairs.encode(words), strict=True))
+        found = {word: ids for word, ids in known.items() if ids is not None}
+        if rest := [word for word, ids in known.items() if ids is None]:
+            found.update(zip(rest, _encode_batch(self._backend, rest), strict=True))
+        return found
 
     def _split(self, text: str) -> list[str]:
         """Words; what is not ASCII stays whole from one safe cut to another."""
@@ -108,7 +118,9 @@ class Tokenizer:
         add_bos: bool,
     ) -> None:
         self._backend = parts.backend
-        self._words = None if parts.words is None else WordIds(parts.backend, parts.words)
+        self._words = (
+            None if parts.words is None else WordIds(parts.backend, parts.words, parts.pairs)
+        )
         self._has_prefix = parts.has_prefix
         self._prefix_once = parts.prefix_once
         self._prefix_doubles = parts.prefix_doubles
@@ -131,6 +143,10 @@ class Tokenizer:
     def __len__(self) -> int:
         return len(self.token_bytes)
 
+    def warm_up(self) -> None:
+        """The library's part may be made when it is first asked (late_library.py): now."""
+        self.encode(" ")
+
     def special_text(self, token: int) -> str:
         """Text of a control token; empty if it is none."""
         return self._special_texts.get(token, "")
@@ -152,7 +168,7 @@ class Tokenizer:
         return [self._prefixed(piece) for piece in pieces[:last]] + pieces[last:]
 
     def _prefixed(self, piece: str) -> str:
-        begins = not self._prefix_doubles and piece.startswith((" ", sentencepiece.SPACE))
+        begins = not self._prefix_doubles and piece.startswith((" ", SPACE))
         return piece if not piece or begins else f" {piece}"
 
     def _stripped(self, pieces: list[str], marks: list[str]) -> list[str]:
@@ -218,10 +234,31 @@ class Tokenizer:
         return ids
 
 
+def _builder(kind: str) -> Callable[[FileVocabulary], TokenizerParts] | None:
+    """Those that stand on the library load it, which takes a while."""
+    match kind:
+        case "gpt2":
+            return byte_level.build
+        case "llama":
+            from .sentencepiece import build_merges
+
+            return build_merges
+        case "t5":
+            from .sentencepiece import build_unigram
+
+            return build_unigram
+        case "tokenizer.json":
+            from .tokenizer_json import build
+
+            return build
+        case _:
+            return None
+
+
 def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a GGUF file's metadata. Raises ModelError that names what is wrong."""
     kind = metadata.get("tokenizer.ggml.model")
-    build = KINDS.get(kind) if isinstance(kind, str) else None
+    build = _builder(kind) if isinstance(kind, str) else None
     if build is None:
         known = ", ".join(KINDS)
         raise ModelError(f"The tokenizer kind {kind!r} is not supported. Supported: {known}.")

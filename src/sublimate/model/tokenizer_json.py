@@ -28,12 +28,11 @@ from .sentencepiece import (
     BEGINS_BYTE_NAME,
     CROSSES_WORDS,
     NO_TEXT,
-    SPACE,
     WORDS,
     defined_tokens,
     piece_bytes,
 )
-from .vocabulary import FileVocabulary, TokenizerParts, TokenType
+from .vocabulary import SPACE, FileVocabulary, TokenizerParts, TokenType
 
 DOCUMENT = "sublimate.tokenizer_json"
 """Key of a folder's metadata: a TokenizerJson."""

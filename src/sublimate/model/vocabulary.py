@@ -42,6 +42,8 @@ END_OF_TURN_TEXTS = (
 )
 
 
+SPACE = "\u2581"
+"""Stands for a space in a vocabulary of SentencePiece."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """Of a vocabulary of SentencePiece."""
 UNDEFINED = frozenset((-1, 0))
@@ -66,6 +68,8 @@ class TokenizerParts(msgspec.Struct, kw_only=True):
 
     backend: Any
     """Of the library. It knows no control token."""
+    pairs: _core.BytePairs | None = None
+    """Encodes words that `words` has found as the library does, where it encodes them."""
     words: re.Pattern[str] | None
     """Finds the words of ASCII text, which no merge leaves; None: it has none."""
     token_bytes: list[bytes]
