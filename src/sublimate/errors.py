@@ -17,7 +17,6 @@ defines: ExitCode, SublimateError and its subclasses, nearest
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import ClassVar
@@ -90,5 +89,7 @@ class PeerError(SublimateError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Sentence that names the closest known name, with a leading space; empty if none is close."""
+    import difflib  # who makes no mistake does not wait for it
+
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -17,8 +17,6 @@ import hashlib
 import os
 import re
 import secrets
-import tempfile
-import tomllib
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,12 +64,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_keys(path: Path) -> dict[str, NamedKey]:
     """Name -> key. Raises ConfigError, FileNotFoundError."""
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-        keys = msgspec.convert(table, _File).keys
+        text = path.read_bytes().decode()
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The keys file {path} cannot be read: {error}") from None
+    import tomllib  # where there is something to read
+
+    try:
+        keys = msgspec.convert(tomllib.loads(text), _File).keys
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The keys file {path} cannot be read: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"The keys file {path} is not valid: {error}") from None
@@ -166,6 +168,8 @@ def _write(path: Path, keys: dict[str, NamedKey]) -> None:
         for field, value in msgspec.to_builtins(key).items():
             lines.append(f"{field} = {msgspec.json.encode(value).decode()}")
         lines.append("")
+    import tempfile  # no server writes keys
+
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

@@ -355,7 +355,10 @@ CORE_MAY_USE = {
     "bindings": {"ring", "policy", "loop", "model", "cpu", "text", "engine", "bpf"},
 }
 # What each package of sublimate may import besides itself and the base.
-PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "keys", "limits", "v1"}
+PYTHON_BASE = {"_core", "_version", "config", "control", "errors", "families", "keys"} | {
+    "limits",
+    "v1",
+}
 PYTHON_MAY_USE = {
     "model": set(),
     "policy": set(),

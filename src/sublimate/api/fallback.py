@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ..edge import limits
 from ..edge.coding import FRAMES_TYPE, accepts_frames
@@ -26,6 +25,7 @@ from ..edge.errors import ApiError
 from ..edge.exchange import EVENT_STREAM, Exchange, new_identifier
 from ..edge.json_bounds import check_json
 from ..edge.relief import REASONS
+from ..families import new_counter, new_gauge
 from ..guard.chat_form import (
     ChatEvents,
     UnmappableError,
@@ -330,16 +330,16 @@ class Fallback:
     def families(self, labels: dict[str, str]) -> Iterator[Any]:
         """Metrics."""
         name, text = "sublimate_fallback_requests", "Requests that the fallback has now."
-        now = GaugeMetricFamily(name, text, labels=list(labels))
+        now = new_gauge(name, text, labels=labels)
         now.add_metric(list(labels.values()), self.under_way)
         yield now
         text = "Requests that were given to the fallback, by how they ended."
-        ends = CounterMetricFamily("sublimate_fallback_ends", text, labels=[*labels, "end"])
+        ends = new_counter("sublimate_fallback_ends", text, labels=[*labels, "end"])
         for end, count in sorted(self._ends.items()):
             ends.add_metric([*labels.values(), end], count)
         yield ends
         text = "1 for the state of the circuit to the engine and to the fallback."
-        states = GaugeMetricFamily("sublimate_circuit_state", text, labels=[*labels, "to", "state"])
+        states = new_gauge("sublimate_circuit_state", text, labels=[*labels, "to", "state"])
         for to, circuit in (("engine", self.engine_circuit), ("fallback", self.circuit)):
             for state in CIRCUIT_STATES:
                 value = float(circuit.state == state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -99,23 +100,6 @@ def _schemas() -> dict[str, Any]:
     return components
 
 
-SCHEMAS: dict[str, Any] = {
-    **_schemas(),
-    "Error": {
-        "type": "object",
-        "required": ["type", "error", "request_id"],
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-            },
-            "request_id": {"type": "string"},
-        },
-    },
-}
-
-
 REFERENCE = re.compile(rb'\{"\$ref":"[^"]*"\}')
 
 
@@ -140,7 +124,27 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "Tokenize": TokenizeBody,
     "Detokenize": DetokenizeBody,
 }
-SCHEMAS.update({name: _body_of(kind) for name, kind in BODIES.items()})
+ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
+
+@cache
+def schemas() -> dict[str, Any]:
+    """By name. Made when somebody asks: they take longer than all else of this file."""
+    bodies = {name: _body_of(kind) for name, kind in BODIES.items()}
+    return {**_schemas(), "Error": ERROR, **bodies}
+
+
 MESSAGE, BATCHES, FILES = "MessagesRequest", "/v1/messages/batches", "/v1/files"
 LISTED, BY_IDS = "after_id before_id limit", "after_id before_id limit page ids"
 """Query parameters of lists."""
@@ -249,7 +253,7 @@ def describe(version: str, base: str) -> dict[str, Any]:
         "servers": [{"url": base}],
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": schemas(),
             "securitySchemes": schemes,
             "responses": {"Error": {"description": "Error", "content": error}},
         },
@@ -284,7 +288,7 @@ def page(server: EdgeServer, exchange: Exchange) -> None:
         f"<tr><td><code>{html.escape(name)}</code></td>"
         f"<td>{html.escape(str(schema.get('type', '')))}</td>"
         f"<td>{html.escape(str(schema.get('description', '')))}</td></tr>"
-        for name, schema in SCHEMAS["MessagesRequest"]["properties"].items()
+        for name, schema in schemas()["MessagesRequest"]["properties"].items()
     )
     example = EXAMPLE.format(base=exchange.base_url(), model=server.models.main.name)
     text = (

@@ -91,4 +91,4 @@ async def metrics(server: EdgeServer, exchange: Exchange) -> None:
     if not exchange.is_relayed and server.place.workers > 1:
         asked = (ask(server, number, exchange) for number in server.siblings.numbers)
         mine = numbers.merged([mine, *await asyncio.gather(*asked)])
-    exchange.send(200, [("content-type", numbers.CONTENT_TYPE)], mine)
+    exchange.send(200, [("content-type", server.metrics.content_type)], mine)

@@ -9,7 +9,6 @@ defines: load_settings, Effective
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -100,13 +99,18 @@ def _checked(field: Field, value: Any, origin: str) -> Any:
 def _table(path: Path, required: bool) -> dict[str, Any]:
     """The file as it is; empty without one that need not be there. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        text = path.read_bytes().decode()
     except FileNotFoundError:
         if required:
             raise ConfigError(f"The configuration file {path} does not exist.") from None
         return {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error}") from None
+    import tomllib  # where there is something to read
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error}") from None
 
 

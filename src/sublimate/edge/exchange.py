@@ -9,7 +9,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from .observe.timing import Timing
 
 JSON_TYPE = ("content-type", "application/json")
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 REQUEST_ID_BYTES = 12
 
@@ -341,9 +342,17 @@ class _Clock:
     text = ""
 
 
+def _http_date(seconds: int) -> str:
+    """IMF-fixdate of RFC 9110, 5.6.7, whatever the locale."""
+    at = time.gmtime(seconds)
+    day, month = DAYS[at.tm_wday], MONTHS[at.tm_mon - 1]
+    clock = f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02}"
+    return f"{day}, {at.tm_mday:02} {month} {at.tm_year:04} {clock} GMT"
+
+
 def _date() -> str:
     now = int(time.time())
     if now != _Clock.second:
         _Clock.second = now
-        _Clock.text = formatdate(now, usegmt=True)
+        _Clock.text = _http_date(now)
     return _Clock.text

@@ -11,14 +11,16 @@ import logging
 import os
 import socket
 import sys
+from typing import Any
 
 import msgspec
 import uvloop
 
 from .. import _core
 from ..control import channel
-from ..control.child import enter_child, tell_failed
+from ..control.child import enter_child, first_message, tell_failed
 from ..control.faults import open_faults
+from ..control.stamps import stamp, stamps
 from ..errors import ExitCode, ModelError, SublimateError
 from ..guard.engine_watch import Verdict
 from ..kernel.connections import Connections
@@ -47,7 +49,7 @@ def main(routes: Routes) -> None:
     """Entry of `python -m sublimate.edge`. Ends with the supervisor's Stop, or with it."""
     control = enter_child(channel.ToEdge)
     try:
-        received = control.receive()
+        received = first_message(control)
         if received is None or not isinstance(received.message, channel.Start):
             return
         uvloop.run(EdgeProcess(control, routes).serve(received.message, received.fds))
@@ -73,7 +75,9 @@ class EdgeProcess:
     async def serve(self, start: channel.Start, fds: tuple[int, ...]) -> None:
         """Returns when told to stop, or when the supervisor is gone. Raises SublimateError."""
         configure(start.log)
+        stamp("told")
         model, is_whole = _text_model(start)
+        stamp("text")
         count = len(fds) - len(start.extras)
         if not 1 <= count <= len(("HTTP", "HTTPS", "HTTP/3")):
             raise SublimateError("The supervisor sent no listening socket.")
@@ -119,13 +123,17 @@ class EdgeProcess:
         faults = EdgeFaults(loop, folder) if folder is not None else None
         if not start.waits:
             loop.add_reader(self._control.fileno(), self._follow, self._server)
-        # What is loaded stays: no collection need walk it, while streams wait.
-        gc.collect()
+        # What is loaded stays: no collection need walk it, while streams wait. None has run so far
+        # (__main__.py), and one now would be in the way of all that wait for this.
         gc.freeze()
-        info = {"template": str(model.template.report), **self._server.tls_info}
+        gc.enable()
+        stamp("listening")
+        info: dict[str, Any] = {"template": str(model.template.report), "stamps": stamps()}
+        info |= self._server.tls_info
         if self._server.grpc_url:
             info["grpc"] = self._server.grpc_url
         self._tell(channel.EdgeReady(info=info, refuses=not is_whole))
+        self._server.warm_up()
         try:
             await self._ended.wait()
         finally:

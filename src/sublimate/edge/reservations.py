@@ -11,9 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from .. import _core
+from ..families import new_counter, new_gauge
 from ..guard.anteroom import Anteroom
 from ..guard.breaker import Breaker, Prices, Shed
 from .errors import ApiError
@@ -148,11 +147,11 @@ class Reservations:
             ("requests_outside", "Requests that wait until they can be handed to the engine.",
              len(self._anteroom)),
         ):  # fmt: skip
-            gauge = GaugeMetricFamily(f"sublimate_{name}", text, labels=list(labels))
+            gauge = new_gauge(f"sublimate_{name}", text, labels=labels)
             gauge.add_metric(list(labels.values()), value)
             yield gauge
         text = "Requests refused since the engine came up, as they would have waited too long."
-        sheds = CounterMetricFamily("sublimate_breaker_sheds", text, labels=list(labels))
+        sheds = new_counter("sublimate_breaker_sheds", text, labels=labels)
         sheds.add_metric(list(labels.values()), breaker.sheds)
         yield sheds
 

@@ -10,16 +10,16 @@ defines: StrictSchemaError, Wanted, Grammars
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
 
 from ..model.thinking import ThinkingFormat
 from ..model.tokenizer import Tokenizer
@@ -28,6 +28,9 @@ from . import lark
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
 from .schema import Enforceable, Relaxation, check_schema, enforceable, outline
 from .vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:  # loaded when the first vocabulary is made: no start waits for it
+    from llguidance import LLMatcher, LLParserLimits
 
 LOG = logging.getLogger("sublimate.grammar")
 
@@ -43,15 +46,6 @@ RELAXATIONS_LOGGED_MAX = 16
 """Lines of one schema."""
 COMPILE_SECONDS_MAX = 0.1
 """What one tool's grammar may take: a slower one allows any object instead, from then on."""
-LIMITS = LLParserLimits(
-    max_lexer_states=20_000,
-    max_grammar_size=200_000,
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,
-    step_max_items=50_000,
-    verbose_errors=False,
-)
-"""Of the library: some tens of milliseconds for a mask, some tens of MiB for a grammar."""
 
 RELAX_KEYWORD_SLOW = "time"
 RELAX_KEYWORD_REFUSED = "schema"
@@ -297,7 +291,9 @@ class Grammars:
         return matcher
 
     def _compiled(self, grammar: str) -> LLMatcher | None:
-        matcher = LLMatcher(self.vocabulary.library, grammar, log_level=0, limits=LIMITS)
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self.vocabulary.library, grammar, log_level=0, limits=_limits())
         if not matcher.is_error():
             return matcher
         LOG.debug("a grammar was refused: %s", matcher.get_error())
@@ -334,6 +330,21 @@ class _Cache:
             ):
                 self._bytes -= self._held.popitem(last=False)[1][1]
         return made
+
+
+@functools.cache
+def _limits() -> LLParserLimits:
+    """Of the library: some tens of milliseconds for a mask, some tens of MiB for a grammar."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=50_000,
+        verbose_errors=False,
+    )
 
 
 def _digest(value: Any) -> tuple[bytes, int]:

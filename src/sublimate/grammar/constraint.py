@@ -10,15 +10,17 @@ defines: Phase, Constraint, END, SLOW_SECONDS
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
-from llguidance import LLMatcher
-from numpy.typing import NDArray
 
 from .schema import Relaxation
 from .vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLMatcher
+    from numpy.typing import NDArray
 
 END = -1
 """As the next phase: the turn ends."""

@@ -12,17 +12,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-
-import numpy as np
-from llguidance import LLMatcher
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
 from .vocabulary import WORD_BITS
 
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLMatcher
+    from numpy.typing import NDArray
+
 LOG = logging.getLogger("sublimate.grammar")
 
-ALL = np.uint32(0xFFFFFFFF)
+ALL = (1 << WORD_BITS) - 1
 
 
 class Matcher:
@@ -63,7 +65,7 @@ class Matcher:
     def triggers(self) -> NDArray[np.uint32]:
         """(words) of the free phase; none if nothing is held any more."""
         if self.broken or self._phase is None or self._phase.kind != "free":
-            return np.zeros_like(self._vocabulary.stop_words)
+            return self._vocabulary.words(())
         return self._constraint.triggers(self._phase)
 
     def consume(self, tokens: Iterable[int], count: int = 0) -> None:
@@ -138,7 +140,7 @@ class Matcher:
 
     def _consume(self, token: int, phase: Phase) -> None:
         if not self._is_watching:
-            if not self.triggers[token // WORD_BITS] >> np.uint32(token % WORD_BITS) & 1:
+            if not int(self.triggers[token // WORD_BITS]) >> token % WORD_BITS & 1:
                 return
             self._watch(phase)
         del self._forced[:1]

@@ -18,7 +18,6 @@ from fractions import Fraction
 from typing import Any, cast
 
 import msgspec
-from llguidance import LLMatcher
 
 NODES_MAX = 2000
 """Schemas inside a schema; those beyond are outlines."""
@@ -516,6 +515,8 @@ def grammar_error(schema: str) -> str:
 
 
 def _made_error(schema: str) -> str:
+    from llguidance import LLMatcher  # no start waits for it
+
     check = cast(Callable[..., str], LLMatcher.validate_grammar)
     try:
         return check(LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, COERCED)))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, cast
-
-import numpy as np
-from llguidance import LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, cast
 
 from ..model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLTokenizer
+    from numpy.typing import NDArray
 
 WORD_BITS = 32
 
@@ -45,6 +46,8 @@ class GrammarVocabulary:
         """(words) all that no grammar speaks of."""
 
     def _library(self, tokenizer: Tokenizer, silent: Sequence[int]) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper  # no start waits for it
+
         names = {token: text for text, token in tokenizer.special.items()}
         tokens = list(self.token_bytes)
         for token in {*silent, *self.stop_tokens}:
@@ -60,6 +63,8 @@ class GrammarVocabulary:
 
     def words(self, tokens: Iterable[int]) -> NDArray[np.uint32]:
         """(words) a mask that has these tokens."""
+        import numpy as np  # no start waits for it
+
         bits = np.zeros(mask_words(self.count) * WORD_BITS, np.uint8)
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)

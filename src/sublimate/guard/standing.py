@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+from ..families import new_counter, new_gauge
 from .engine_watch import Verdict
 from .watchdog import STATES
 
@@ -86,7 +85,7 @@ class Standing:
         known = self._by_worker()
         workers = sorted(known) or [0] if own is None else [int(own)]
         text = "1 for the state that the watchdog sees the engine in."
-        states = GaugeMetricFamily("sublimate_watchdog_state", text, labels=[*labels, "state"])
+        states = new_gauge("sublimate_watchdog_state", text, labels=[*labels, "state"])
         for worker in workers:
             mine = {**labels, "engine": str(worker)}
             seen = known.get(worker, Verdict()).state
@@ -97,9 +96,7 @@ class Standing:
             ("trips", "Engines taken out of service, by what was found.", self._trips),
             ("restarts", "Engines ended by the watchdog, by what was found.", self._restarts),
         ):
-            family = CounterMetricFamily(
-                f"sublimate_watchdog_{name}", text, labels=[*labels, "fault"]
-            )
+            family = new_counter(f"sublimate_watchdog_{name}", text, labels=[*labels, "fault"])
             for (worker, fault), count in sorted(counts.items()):
                 if own in (None, str(worker)):
                     mine = {**labels, "engine": str(worker)}

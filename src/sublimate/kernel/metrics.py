@@ -6,12 +6,14 @@ defines: is_told_here, connection_families
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+from ..families import new_counter, new_gauge
 from .connections import Connections
 from .reason import Reason
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 PREFIX = "sublimate_kernel_"
 NS_PER_S = 1e9
@@ -49,7 +51,7 @@ def _memory_families(state: Connections, labels: dict[str, str]) -> Iterator[Any
         ("expected_tokens", "Prompt tokens computed before on their connection."),
         ("found_tokens", "Of these, those that the engine took from its cache."),
     ):
-        family = CounterMetricFamily(f"{PREFIX}cache_{name}", text, labels=list(labels))
+        family = new_counter(f"{PREFIX}cache_{name}", text, labels=labels)
         family.add_metric(list(labels.values()), counters[name])
         yield family
     ratio = counters["hits"] / max(1, counters["lookups"])
@@ -72,7 +74,7 @@ def _memory_families(state: Connections, labels: dict[str, str]) -> Iterator[Any
 def _state(labels: dict[str, str], **reasons: Reason) -> GaugeMetricFamily:
     """By part."""
     text = "1 for why this part is as it is; loaded: it works (docs/kernel.md)."
-    family = GaugeMetricFamily(PREFIX + "state", text, labels=[*labels, "part", "reason"])
+    family = new_gauge(PREFIX + "state", text, labels=[*labels, "part", "reason"])
     for part, reason in reasons.items():
         family.add_metric([*labels.values(), part, reason], 1)
     return family
@@ -83,7 +85,7 @@ def _part(cost: Mapping[str, tuple[int, int]], at: int) -> dict[str, int]:
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
+    family = new_gauge(PREFIX + name, text, labels=labels)
     family.add_metric(list(labels.values()), value)
     return family
 
@@ -91,7 +93,7 @@ def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeM
 def _counters(
     name: str, text: str, label: str, values: Mapping[str, float], labels: dict[str, str]
 ) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
+    family = new_counter(PREFIX + name, text, labels=[*labels, label])
     for value, count in values.items():
         family.add_metric([*labels.values(), value], count)
     return family

@@ -73,13 +73,7 @@ class Steering:
             named = _core.load_steering(entries)
         except OSError as error:
             return cls(reason=refused(error))
-        fds = [named[name] for name in FDS]
-        try:
-            return cls(fds)
-        except OSError as error:  # its counters cannot be mapped
-            for fd in fds:
-                os.close(fd)
-            return cls(reason=refused(error))
+        return cls([named[name] for name in FDS])
 
     @classmethod
     def from_fds(cls, fds: Sequence[int]) -> Steering:

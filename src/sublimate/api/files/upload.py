@@ -17,9 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
-
 from ...config import data_folder
 from ...edge import limits
 from ...edge.errors import ApiError, field_error
@@ -113,6 +110,10 @@ class Upload:
 
     def __init__(self, server: EdgeServer, exchange: Exchange) -> None:
         """Raises ApiError for a body that is no form."""
+        # Few servers keep files: only who is sent one loads it.
+        from python_multipart.exceptions import FormParserError
+        from python_multipart.multipart import MultipartParser, parse_options_header
+
         kind, options = parse_options_header(exchange.request.field(b"content-type"))
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -193,6 +194,8 @@ class Upload:
     def _take(self, store: FileStore, data: bytes) -> None:
         if self._error is not None:
             return
+        from python_multipart.exceptions import FormParserError
+
         self._store = store
         try:
             self._parser.write(data)
@@ -239,6 +242,8 @@ class Upload:
 
     def _headers_ended(self) -> None:
         disposition = self._headers.get(b"content-disposition", b"").decode("latin-1")
+        from python_multipart.multipart import parse_options_header
+
         _, options = parse_options_header(disposition)
         self._is_file = options.get(b"name") == b"file"
         if options.get(b"name") == b"expires_in_seconds":

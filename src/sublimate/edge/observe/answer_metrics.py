@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
 from ..._core import Histogram
 from ...config import PROFILES, Profile
+from ...families import new_counter, new_histogram
 from . import compat
 
 if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
     from ..stream import Answer
 
 PREFIX = "sublimate_"
@@ -37,7 +38,7 @@ def histogram_family(
     for edge, count in zip(edges, histogram.counts, strict=True):
         total += count
         buckets.append((edge, float(total)))
-    family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
+    family = new_histogram(PREFIX + name, text, labels=labels)
     family.add_metric(list(labels.values()), buckets, histogram.sum)
     return family
 
@@ -46,7 +47,7 @@ def counters(
     name: str, text: str, label: str, values: Counter[str], labels: dict[str, str]
 ) -> CounterMetricFamily:
     """One sample for each value of a label."""
-    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
+    family = new_counter(PREFIX + name, text, labels=[*labels, label])
     for value, count in sorted(values.items()):
         family.add_metric([*labels.values(), value], count)
     return family
@@ -108,7 +109,7 @@ class AnswerMetrics:
         yield counters("prefix_divergences", text, "reason", self.divergences, labels)
         text = "What grammars leave out of schemas, by keyword or bound, once per schema."
         yield counters("grammar_relaxations", text, "reason", self.relaxations, labels)
-        pings = CounterMetricFamily(PREFIX + "pings", "Pings sent.", labels=list(labels))
+        pings = new_counter(PREFIX + "pings", "Pings sent.", labels=labels)
         pings.add_metric(list(labels.values()), self.pings)
         yield pings
 
@@ -117,7 +118,7 @@ def _by_profile(
     histograms: dict[Profile, Histogram], labels: dict[str, str]
 ) -> HistogramMetricFamily:
     name, text = "queue_wait_seconds", "Receipt to admission, by execution profile."
-    family = HistogramMetricFamily(PREFIX + name, text, labels=[*labels, "profile"])
+    family = new_histogram(PREFIX + name, text, labels=[*labels, "profile"])
     for profile, histogram in histograms.items():
         one = histogram_family(name, text, histogram, {**labels, "profile": profile})
         family.samples += one.samples

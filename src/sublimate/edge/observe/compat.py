@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric, Timestamp
-from prometheus_client.samples import Sample
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric, Timestamp
+    from prometheus_client.samples import Sample
 
 OURS, THEIRS = "sublimate_", "vllm:"
 NAMES = frozenset(
@@ -52,6 +54,8 @@ REASONS = {
 
 def vllm_families(families: Iterable[Metric]) -> Iterator[Metric]:
     """Of those that vLLM has, in its shape. Cumulative buckets lose edges and stay true."""
+    from prometheus_client.core import Metric  # loaded by then: there are families
+
     for family in families:
         name = family.name.removeprefix(OURS)
         if name not in NAMES:
@@ -69,6 +73,8 @@ def vllm_families(families: Iterable[Metric]) -> Iterator[Metric]:
 
 
 def _by_reason(samples: list[Sample]) -> list[Sample]:
+    from prometheus_client.samples import Sample
+
     sums: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0})
     labels: dict[str, str] = {}
     name = OURS + "request_success_total"

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..._core import Histogram
+from ...families import new_counter, new_gauge, new_info
 from . import compat
 from .answer_metrics import PREFIX, AnswerMetrics, counters, histogram_family
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
     from ..engine import EngineLink
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 PARTS_PER_MILLION = 1_000_000
 NS_PER_S = 1e9
 HANDSHAKE_EDGES = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -80,8 +79,8 @@ class ModelFigures(Protocol):
         ...
 
 
-class Metrics(Collector):
-    """All numbers of one edge."""
+class Metrics:
+    """All numbers of one edge. The library that writes them is loaded when they are asked for."""
 
     def __init__(
         self, models: Callable[[], Sequence[ModelFigures]], compat_names: str = ""
@@ -110,11 +109,25 @@ class Metrics(Collector):
         self.parts: list[Callable[[dict[str, str]], Iterator[Any]]] = []
         """More families, each told the labels of all."""
         self._models = models
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def exposition(self) -> bytes:
+        from prometheus_client.exposition import generate_latest
+
         return generate_latest(self._registry)
+
+    @property
+    def content_type(self) -> str:
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+        return CONTENT_TYPE_LATEST
+
+    @cached_property
+    def _registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(cast(Any, self))  # it asks for `collect` alone
+        return registry
 
     # ---- collector -----------------------------------------------------------------------------
     def collect(self) -> Iterator[Any]:
@@ -165,7 +178,7 @@ class Metrics(Collector):
         yield counters("quic_handshakes", text, "kind", self.handshakes, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
-        calls = CounterMetricFamily(
+        calls = new_counter(
             PREFIX + "grpc_calls", "Calls by end.", labels=[*labels, "transport", "end"]
         )
         for (transport, end), count in sorted(self.calls.items()):
@@ -186,20 +199,20 @@ def _joined(families: Iterable[Any]) -> list[Any]:
 def _fallbacks(values: Counter[tuple[str, str]], labels: dict[str, str]) -> CounterMetricFamily:
     text = "Requests that did not get memory for keys and values, by where they went instead."
     names = [*labels, "reason", "to"]
-    family = CounterMetricFamily(PREFIX + "layer_fallback", text, labels=names)
+    family = new_counter(PREFIX + "layer_fallback", text, labels=names)
     for (reason, to), count in sorted(values.items()):
         family.add_metric([*labels.values(), reason, to], count)
     return family
 
 
 def _counter(name: str, text: str, value: float, labels: dict[str, str]) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+    family = new_counter(PREFIX + name, text, labels=labels)
     family.add_metric(list(labels.values()), value)
     return family
 
 
 def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
+    family = new_gauge(PREFIX + name, text, labels=labels)
     family.add_metric(list(labels.values()), value)
     return family
 
@@ -240,7 +253,7 @@ def _whole_families(engine: EngineLink, labels: dict[str, str]) -> Iterator[Any]
     )
     launch = "From the start of the loop's turn to that of its plan, of all steps."
     yield _counter("plan_launch_seconds", launch, stats["launch_ns"] / NS_PER_S, labels)
-    info = InfoMetricFamily(PREFIX + "cache_config", "Pages.", labels=list(labels))
+    info = new_info(PREFIX + "cache_config", "Pages.", labels=labels)
     pages = {"block_size": engine.page_tokens, "num_gpu_blocks": total}
     info.add_metric(list(labels.values()), {name: str(value) for name, value in pages.items()})
     yield info
