@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from simulated_gpu import GpuFile
+from sublimate.cli.json_lines import JsonReporter
 from sublimate.cli.output import run_guarded
-from sublimate.cli.screen import JsonReporter
 from sublimate.config import EdgeSettings, EngineSettings, ServerSettings, Settings
 from sublimate.guard.engine_watch import EngineWatch
 from sublimate.model.source import stamp

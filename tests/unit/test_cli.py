@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from sublimate import _core
-from sublimate.cli import bench, chat, main, screen
+from sublimate.cli import bench, chat, json_lines, main, screen
 from sublimate.cli.output import run_guarded
 from sublimate.config import FIELDS, EdgeSettings, ServerSettings, Settings, format_size
 from sublimate.edge.textmodel import text_model_from_metadata
@@ -329,7 +329,7 @@ def test_the_start_screen_knows_of_keys_with_names(tmp_path: Path) -> None:
 
 
 def test_json_events_are_lines(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    reporter = screen.JsonReporter(Settings(), "tiny", 0.0)
+    reporter = json_lines.JsonReporter(Settings(), "tiny", 0.0)
     reporter.fetching("downloading", 1, 2)
     reporter.fetching("downloading", 2, 2)
     reporter.loading(0.5)

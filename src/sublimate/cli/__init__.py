@@ -1,4 +1,5 @@
-"""The command line: main (the commands), options (flags of the settings), and one file per command.
+"""The command line: entry (what is first), main (the commands), options (flags of the settings),
+and one file per command.
 
 Heavy libraries are imported inside the commands, so that `serve` starts its processes first.
 """

@@ -9,22 +9,23 @@ probe, limits, bench, tax, wire_compare, config_show, verify, version
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ..config import Effective, load_settings
 from . import options as flags
 from .convert import convert
 from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
 from .library import ls_command, rm_command, stop_command
-from .output import note, run_guarded
+from .output import run_guarded
 from .reload import reload_command
 from .rollout import rollout_app
+from .serve_command import SERVES, serve
+from .serve_command import end_with as _exit
+from .serve_command import settings_of as _settings
 from .show import show_command
 from .signed import sign_command, verify_command
 
@@ -41,6 +42,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(guard_app, name="guard")
+app.command(help=SERVES)(serve)
 for called, command in (
     ("convert", convert),
     ("kernel", kernel),
@@ -60,111 +62,6 @@ app.add_typer(launch_app, name="launch")
 def main() -> None:
     """Entry of the command."""
     app()
-
-
-def _settings(config: Path | None, **given: Any) -> Effective:
-    """Settings of all sources; a list flag that was not given arrives empty."""
-    chosen = {name: value for name, value in given.items() if value not in (None, [], ())}
-    effective = load_settings(chosen, config=config)
-    for text in effective.notes:
-        note(text)
-    return effective
-
-
-def _exit(code: int) -> None:
-    if code:
-        sys.exit(code)
-
-
-@app.command(help="Serve a model, or several, on http://127.0.0.1:8000 (Messages API).")
-def serve(
-    model: flags.Models = None,
-    library: flags.Library = None,
-    idle_unload: flags.IdleUnload = None,
-    models_memory: flags.ModelsMemory = None,
-    host: flags.Host = None,
-    port: flags.Port = None,
-    tls: flags.Tls = None,
-    tls_port: flags.TlsPort = None,
-    http3: flags.Http3 = None,
-    tls_certificate: flags.TlsCertificate = None,
-    tls_key: flags.TlsKey = None,
-    grpc: flags.Grpc = None,
-    grpc_port: flags.GrpcPort = None,
-    workers: flags.Workers = None,
-    worker_cpus: flags.WorkerCpus = None,
-    routing: flags.Routing = None,
-    legacy_layer: flags.LegacyLayer = None,
-    legacy_port: flags.LegacyPort = None,
-    stay: flags.Stay = None,
-    watchdog_seconds: flags.WatchdogSeconds = None,
-    gpu_temperature_max: flags.GpuTemperatureMax = None,
-    kernel_state: flags.KernelState = None,
-    kernel_entries: flags.KernelEntries = None,
-    cache_dir: flags.CacheDir = None,
-    data_dir: flags.DataDir = None,
-    context_length: flags.ContextLength = None,
-    rope_scaling: flags.RopeScaling = None,
-    rope_factor: flags.RopeFactor = None,
-    exact: flags.Exact = None,
-    quantize: flags.Quantize = None,
-    batch_invariant: flags.BatchInvariant = None,
-    threads: flags.Threads = None,
-    isa: flags.Isa = None,
-    kv: flags.Kv = None, kv_memory: flags.KvMemory = None,
-    speculation: flags.Speculation = None,
-    lora: flags.Lora = None,
-    script: flags.Script = None,
-    profile: flags.ProfileFlag = None,
-    profile_contract: flags.ProfileContract = None,
-    execution_profile: flags.ExecutionProfile = None,
-    api_keys: flags.ApiKeys = None,
-    api_key_file: flags.ApiKeyFile = None,
-    keys_file: flags.KeysFile = None,
-    cors_origins: flags.CorsOrigins = None,
-    allowed_hosts: flags.AllowedHosts = None,
-    tool_format: flags.ToolFormat = None,
-    request_gzip: flags.RequestGzip = None,
-    queue_max: flags.QueueMax = None,
-    first_token_target: flags.FirstTokenTarget = None,
-    fallback: flags.Fallback = None,
-    fallback_key: flags.FallbackKey = None,
-    fallback_model: flags.FallbackModel = None,
-    tool_result_images: flags.ToolResultImages = None,
-    context_stop_reason: flags.ContextStopReason = None,
-    aliases: flags.Aliases = None,
-    metrics_compat: flags.MetricsCompat = None,
-    otlp_endpoint: flags.OtlpEndpoint = None,
-    trace: flags.Trace = None,
-    log_prompts: flags.LogPrompts = None,
-    batch_concurrency: flags.BatchConcurrency = None,
-    file_bytes_max: flags.FileBytesMax = None,
-    files_bytes_max: flags.FilesBytesMax = None,
-    drain_seconds: flags.DrainSeconds = None,
-    log_level: flags.LogLevel = None,
-    log_format: flags.LogFormat = None,
-    json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
-    config: flags.ConfigFile = None,
-) -> None:  # fmt: skip
-    _serve(dict(locals()))
-
-
-def _serve(given: dict[str, Any]) -> None:
-    config = given.pop("config")
-    if given.pop("json"):
-        given["log_format"] = "json"
-    model = given["model"] or [None]
-    given["model"], given["models"] = model[0], model[1:]
-
-    def settings() -> Effective:
-        return _settings(config, **given)
-
-    def action() -> int:
-        from .serve import serve as run
-
-        return run(settings(), settings)
-
-    _exit(run_guarded(action))
 
 
 @app.command()

@@ -6,26 +6,52 @@ defines: out, errors, complain, note, run_guarded, print_plain, error_text
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from ..errors import ExitCode, SublimateError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    out: Console
+    errors: Console
+
 ERROR_BYTES_MAX = 300
-out = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+
+@cache
+def _console(*, is_error: bool) -> Console:
+    """Made when somebody has something to say, as no server that starts has: it takes a while."""
+    from rich.console import Console
+
+    return Console(stderr=is_error, highlight=False)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("out", "errors"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _console(is_error=name == "errors")
+
+
+def _tell(word: str, style: str, message: str) -> None:
+    """On standard error."""
+    from rich.text import Text
+
+    text = Text(word, style=style) + Text(message)
+    _console(is_error=True).print(text, soft_wrap=True)
 
 
 def complain(message: str) -> None:
     """An error for a person, on standard error."""
-    errors.print(Text("Error: ", style="bold red") + Text(message), soft_wrap=True)
+    _tell("Error: ", "bold red", message)
 
 
 def note(message: str) -> None:
     """Something that was passed over, on standard error."""
-    errors.print(Text("Note: ", style="yellow") + Text(message), soft_wrap=True)
+    _tell("Note: ", "yellow", message)
 
 
 def run_guarded(action: Callable[[], int | None]) -> int:
@@ -43,6 +69,8 @@ def run_guarded(action: Callable[[], int | None]) -> int:
 
 def print_plain(text: str) -> None:
     """As it is: no wrapping and no colour, whatever the terminal."""
+    from rich.console import Console
+
     Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(text)
 
 

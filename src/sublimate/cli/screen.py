@@ -1,16 +1,14 @@
-"""What `serve` shows: a progress bar while fetching and loading, then the start-up screen; or the
-same as JSON lines.
+"""What `serve` shows: a progress bar while fetching and loading, then the start-up screen. The
+same as JSON lines: json_lines.py.
 
-defines: ScreenReporter, JsonReporter, start_screen
+defines: ScreenReporter, start_screen
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,66 +22,6 @@ from ..keys import read_keys
 
 WHOLE = 1.0
 TIME_FORMAT = "%H:%M:%S"
-
-
-class JsonReporter:
-    """One JSON line per event on standard output."""
-
-    def __init__(self, settings: Settings, model_name: str, started_seconds: float) -> None:
-        self.model_name = model_name
-        self._started_seconds = started_seconds
-        del settings
-
-    def _say(self, event: str, **fields: Any) -> None:
-        line = {"event": event, "time": time.time(), **fields}
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        sys.stdout.buffer.flush()
-
-    def orphan(self, orphan: Orphan) -> None:
-        """A run that was killed has left this."""
-        self._say("orphan", **msgspec.structs.asdict(orphan))
-
-    def fetching(self, what: str, done: int, total: int) -> None:
-        if done == total:
-            self._say("fetching", what=what, bytes=done)
-
-    def loading(self, fraction: float) -> None:
-        if fraction >= WHOLE:
-            self._say("loaded")
-
-    def ready(self, url: str, engine: dict[str, Any], edge: dict[str, Any]) -> None:
-        seconds = time.monotonic() - self._started_seconds
-        self._say(
-            "ready",
-            url=url,
-            port=int(url.rpartition(":")[2]),
-            model=self.model_name,
-            seconds=round(seconds, 3),
-            engine=engine,
-            edge=edge,
-        )
-
-    def lost(self, who: str, why: str, restart_seconds: float) -> None:
-        self._say("lost", who=who, why=why, restart_seconds=restart_seconds)
-
-    def unavailable(self, url: str, reason: str, message: str) -> None:
-        self._say("unavailable", url=url, reason=reason, message=message)
-
-    def reloaded(self, failure: str) -> None:
-        self._say("reloaded", failure=failure)
-
-    def noted(self, text: str) -> None:
-        """Something that was passed over."""
-        self._say("noted", text=text)
-
-    def model(self, name: str, what: str) -> None:
-        self._say("model", name=name, what=what)
-
-    def draining(self, seconds: float) -> None:
-        self._say("draining", seconds=seconds)
-
-    def stopped(self) -> None:
-        self._say("stopped")
 
 
 class ScreenReporter:

@@ -19,6 +19,7 @@ import msgspec
 
 from ..config import Effective, Settings, data_folder, keys_path
 from ..control.run_record import RunRecord
+from ..control.stamps import stamp
 from ..edge.tls import server_context
 from ..engine.loader import check_kv_memory
 from ..engine.script import read_script
@@ -41,11 +42,12 @@ from ..supervisor.notify import NotifyingReporter
 from ..supervisor.supervise import Supervisor
 from .certificate import own_certificate
 from .output import note
-from .screen import JsonReporter, ScreenReporter
 from .served_models import launch_of
 
 if TYPE_CHECKING:
     from ..probe.nvml import NvmlAnswer
+    from .json_lines import JsonReporter
+    from .screen import ScreenReporter
 
 
 READ_AGAIN = ("api_key_file", "library", "idle_unload", "models_memory")
@@ -114,6 +116,17 @@ def _speaks_grpc(settings: Settings, address: str) -> bool:
     return chosen == "on" or (chosen == "auto" and secure)
 
 
+def _reporter(settings: Settings, started_seconds: float) -> JsonReporter | ScreenReporter:
+    """Who needs no screen does not load what draws one."""
+    if settings.log.log_format == "json":
+        from .json_lines import JsonReporter
+
+        return JsonReporter(settings, settings.model, started_seconds)
+    from .screen import ScreenReporter
+
+    return ScreenReporter(settings, settings.model, started_seconds)
+
+
 def _gpus() -> NvmlAnswer | None:
     from ..probe.source import source_of
 
@@ -178,14 +191,14 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
     """Runs until a signal. `reread`: the settings as they are when somebody reloads. Raises
     SublimateError."""
     started_seconds = time.monotonic()
+    stamp("imported")
     settings = effective.settings
     if settings.engine.script:
         read_script(settings.engine.script)
     else:
         check_kv_memory(settings.engine.kv_memory, settings.server.workers)
     settings = _found(settings)
-    reporter_class = JsonReporter if settings.log.log_format == "json" else ScreenReporter
-    reporter = reporter_class(settings, settings.model, started_seconds)
+    reporter = _reporter(settings, started_seconds)
     # A port that is taken is told before a long download, and after who may still have it is gone.
     with contextlib.ExitStack() as stack:
         if (record := _begin_run(settings, reporter)) is not None:
@@ -228,5 +241,6 @@ def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -
                 record.tell_reload(failure, notes)
             notes.clear()
 
+        stamp("settled")
         watcher = NotifyingReporter(reporter, reload_ended)
         return Supervisor(first, listeners, watcher, relaunch).run()

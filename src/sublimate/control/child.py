@@ -1,60 +1,36 @@
-"""Starts a child process with just the descriptors it needs, and the child's side of that.
+"""The channel to a child process (started in birth.py), and the child's side of it.
 
 No child outlives the supervisor: PR_SET_PDEATHSIG kills it with its parent, and the end of the
 control channel tells it if that could not be set. Should one do so all the same, the record of its
 run names it (run_record.py).
 
-defines: spawn, enter_child, tell_failed
+defines: spawn, enter_child, tell_failed, first_message, die_with_parent
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import SublimateError
-from .channel import Channel, Failed
+from . import birth
+from .channel import Channel, Failed, Received
 from .rights import give_up_rights
 from .run_record import join_run
 
-PR_SET_PDEATHSIG = 1
-CONTROL_BUFFER_BYTES = 1 << 20
-PARENT_VARIABLE = "SUBLIMATE_PARENT"
+Incoming = TypeVar("Incoming")
 
 
 def spawn(module: str, incoming: Any) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
-    """Run `python -m module --control-fd N`; returns the process and our end of its channel.
-
-    The child gets its own process group, so that Ctrl-C in a terminal reaches the supervisor alone
-    and it can drain. Raises OSError.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CONTROL_BUFFER_BYTES)
-        fd = theirs.fileno()
-        command = [sys.executable, "-m", module, "--control-fd", str(fd)]
-        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command,
-                pass_fds=(fd,),
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        except OSError:
-            ours.close()
-            raise
+    """A process of `python -m module`, which may have been begun ahead, and our end of its channel.
+    Raises OSError."""
+    process, ours = birth.take(module) or birth.start(module)
     ours.setblocking(False)
     return process, Channel(ours, incoming)
 
@@ -70,7 +46,7 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
     control_fd: int = parser.parse_args(arguments).control_fd
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
+    birth.tie_to_parent()
     give_up_rights()
     faulthandler.enable()  # a crash says where
     os.set_inheritable(control_fd, False)
@@ -83,13 +59,18 @@ def tell_failed(control: Channel[Any], error: SublimateError) -> None:
         control.send(Failed(message=str(error)))
 
 
+def first_message(control: Channel[Incoming]) -> Received[Incoming] | None:
+    """What a child is to do. None: nothing, the supervisor is gone or had no use for it.
+
+    From now on it is in the record of its run, which is there by now, also for one that was begun
+    ahead."""
+    received = control.receive()
+    if received is not None:
+        join_run()
+    return received
+
+
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies; enter it in its run's record."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        # Not fatal: the end of the control channel says the same a little later.
-        sys.stderr.write("sublimate: PR_SET_PDEATHSIG is not available\n")
-    expected = os.environ.get(PARENT_VARIABLE, "")
-    if expected and os.getppid() != int(expected):
-        sys.exit(0)
+    """For a process without a channel: as birth.tie_to_parent, and into its run's record."""
+    birth.tie_to_parent()
     join_run()

@@ -26,7 +26,8 @@ from typing import Literal
 
 import msgspec
 
-RUN_VARIABLE = "SUBLIMATE_PARENT_RUN"
+from .birth import RUN_VARIABLE, record_ahead
+
 SUFFIX, UNBORN = ".run", ".unborn"
 NAME_BYTES = 8
 UNBORN_SECONDS = 60.0
@@ -104,7 +105,9 @@ class RunRecord:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        self.path = folder / (os.urandom(NAME_BYTES).hex() + SUFFIX)
+        # Processes that were begun ahead know it by now.
+        name = record_ahead(str(folder)) or os.urandom(NAME_BYTES).hex() + SUFFIX
+        self.path = folder / Path(name).name
         # Nobody sees it under its name before it is locked.
         unborn = self.path.with_suffix(UNBORN)
         self._descriptor = os.open(unborn, OPEN | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from .. import _core
 from ..control import channel
-from ..control.child import enter_child
+from ..control.child import enter_child, first_message
 from ..control.faults import FaultFolder, open_faults
+from ..control.stamps import stamp, stamps
 from ..errors import EngineError, HardwareError, SublimateError
 from .loader import Share, load_engine
 
@@ -54,9 +55,10 @@ class EngineProcess:
 
     def run(self) -> None:
         """Returns when told to stop, or when loading failed."""
-        first = self._control.receive()
+        first = first_message(self._control)
         if first is None or not isinstance(first.message, channel.Load):
             return
+        stamp("told")
         engine = self._load(first.message, first.fds)
         for fd in first.fds:
             os.close(fd)
@@ -98,8 +100,9 @@ class EngineProcess:
             message = f"There is too little memory to load {load.model_path}."
             self._control.send(channel.Failed(message=message))
             return None
-        cpus = sorted(os.sched_getaffinity(0))
-        ready = channel.Ready(info={**info, "cpus": cpus}, measured=measured)
+        stamp("loaded")
+        more = {"cpus": sorted(os.sched_getaffinity(0)), "stamps": stamps()}
+        ready = channel.Ready(info={**info, **more}, measured=measured)
         self._control.send(ready, (engine.prefix_fd,))
         return engine
 

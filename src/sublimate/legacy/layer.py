@@ -19,7 +19,7 @@ from collections.abc import Generator
 import msgspec
 
 from ..config import Settings
-from ..control.child import PARENT_VARIABLE
+from ..control.birth import PARENT_VARIABLE
 from ..errors import ConfigError
 from .broker import own_broker
 from .records import ADDRESS_VARIABLE, Address

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from ..control import channel
+from ..control.birth import end_unused
 from ..control.door import Door
 from ..errors import ExitCode, SublimateError
 from .fleet import Fleet
@@ -68,6 +69,7 @@ class Supervisor:
             self._door = Door()
             try:
                 fleet.start()
+                end_unused()  # of what was begun ahead
                 while not self._is_finished():
                     self._turn(wakeup)
             finally:

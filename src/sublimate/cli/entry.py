@@ -1,0 +1,59 @@
+"""What the `sublimate` command does first: `serve` begins its processes before it imports anything
+else, even before it has read its own options (control/birth.py).
+
+defines: main
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ..control.birth import begin_ahead, end_unused
+from ..control.stamps import stamp
+
+# As supervisor/launch.py and supervisor/members.py name them, which are not to be imported yet.
+AHEAD = ("sublimate.edge", "sublimate.engine")
+HELP = frozenset(("-h", "--help"))
+
+
+def main() -> None:
+    """Entry of the command."""
+    stamp("entered")
+    arguments = sys.argv[1:]
+    try:
+        if arguments[:1] == ["serve"] and not HELP & set(arguments):
+            if _can_run():
+                begin_ahead(AHEAD, _record(arguments))
+                stamp("begun")
+            from .serve_command import main as run
+        else:
+            from .main import main as run
+        run()
+    finally:
+        end_unused()  # wrong options, or Ctrl-C
+
+
+def _can_run() -> bool:
+    """Whether the compiled part is there: else one process says so, and not three."""
+    try:
+        from .. import _core
+
+        return bool(_core.LIMITS)
+    except (ImportError, AttributeError):
+        return False
+
+
+def _record(arguments: Sequence[str]) -> str:
+    """Where this run's record will be (config/folders.py), unless a file of settings names another
+    data folder: then what was begun is of no use."""
+    folder = os.environ.get("SUBLIMATE_DATA_DIR", "")
+    for given, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if given == "--data-dir":
+            folder = value
+        elif given.startswith("--data-dir="):
+            folder = given.partition("=")[2]
+    if not folder:
+        folder = (os.environ.get("XDG_DATA_HOME") or "~/.local/share") + "/sublimate"
+    return os.path.join(os.path.expanduser(folder), "runs", os.urandom(8).hex() + ".run")
