@@ -333,6 +333,7 @@ Status load_one(const AdapterSource& source, const ModelConfig& config, bool exa
         RETURN_IF_ERROR(read_described(source, mapping.bytes(), &pairs));
     } else {
         RETURN_IF_ERROR(Gguf::open(source.path, &file));
+        if (file.packed() != nullptr) return Status::error("a packed file is no adapter");
         RETURN_IF_ERROR(read_gguf(file, config, &pairs));
     }
     return AdapterLoader(config, exact, described, adapter).load(pairs);

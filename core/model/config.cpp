@@ -133,11 +133,15 @@ Status read_scaling(const Keys& keys, std::string_view* scaling) {
     RETURN_IF_ERROR(keys.file.string(keys.named("rope.scaling.type"), scaling));
     if (scaling->empty() || *scaling == "default") *scaling = "none";
     if (*scaling == "su") *scaling = "longrope"; // its name before the paper
-    const bool by_tensor = *scaling == "llama3" || *scaling == "longrope";
-    if (by_tensor && keys.file.tensor(LONG_FACTORS) == nullptr &&
-        keys.file.tensor(LLAMA3_FACTORS) == nullptr)
+    const bool has_long = keys.file.tensor(LONG_FACTORS) != nullptr;
+    const bool has_llama3 = keys.file.tensor(LLAMA3_FACTORS) != nullptr;
+    if ((*scaling == "llama3" && !has_llama3) || (*scaling == "longrope" && !has_long))
         return Status::error("rope scaling " + printable(*scaling) +
                              " needs a tensor of factors, which the file does not have");
+    const bool by_word = *scaling == "linear" || *scaling == "yarn";
+    if (int{by_word} + int{has_long} + int{has_llama3} > 1)
+        return Status::error("the file scales its rope in more than one way (rope scaling " +
+                             printable(*scaling) + ", tensors of factors), which is not supported");
     if (*scaling == "llama3") *scaling = "none";
     if (*scaling != "none" && *scaling != "linear" && *scaling != "yarn" && *scaling != "longrope")
         return Status::error("rope scaling " + printable(*scaling) +
@@ -351,9 +355,11 @@ Status check_vocabulary(const Gguf& file, ModelConfig* config) {
                              " rows");
     config->tied_embeddings = file.tensor("output.weight") == nullptr;
     for (const GgufTensor& tensor : file.tensors()) {
-        // An element takes at least half a byte of the file, which was looked at when that was
-        // parsed, so the sum cannot wrap.
-        config->parameters += static_cast<int64_t>(tensor.columns() * tensor.rows());
+        // Of a type that nobody knows the shape may be anything. An element of the others takes at
+        // least an eighth of a byte of the file, which was looked at when that was parsed, so the
+        // sum cannot wrap.
+        if (is_supported(tensor.type))
+            config->parameters += static_cast<int64_t>(tensor.columns() * tensor.rows());
     }
     return Status::success();
 }
@@ -429,8 +435,10 @@ void apply_yarn(const RopeConfig& rope, std::vector<double>* frequencies, float*
 // By what a tensor says, a divisor for each frequency.
 Status divide(const Gguf& file, const char* name, std::vector<double>* frequencies) {
     const GgufTensor* divisors = file.tensor(name);
+    // In a packed file a tensor may have a shape and no data.
     if (divisors == nullptr || divisors->type != TensorType::f32 || divisors->rows() != 1 ||
-        divisors->columns() != frequencies->size())
+        divisors->columns() != frequencies->size() ||
+        divisors->data.size() != frequencies->size() * sizeof(float))
         return Status::error("tensor '" + std::string(name) + "' must hold " +
                              std::to_string(frequencies->size()) + " F32 values");
     for (size_t i = 0; i < frequencies->size(); i++) {

@@ -149,7 +149,7 @@ public:
     }
 
 private:
-    // A disk that is too full says so before anything is packed.
+    // A disk that is too full says so before anything is written.
     Status make_room(uint64_t bytes) {
         if (ftruncate(fd_, 0) != 0 || ftruncate(fd_, static_cast<off_t>(bytes)) != 0)
             return failed("cannot write " + part_, errno);

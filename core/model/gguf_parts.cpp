@@ -29,6 +29,13 @@ Status read_split(const Gguf& file, Split* split) {
     return file.integer("split.tensors.count", 0, limits::GGUF_TENSORS_MAX, &split->tensors);
 }
 
+// What is packed has its data elsewhere than a part's tensors, and all of the model.
+Status check_whole(const Gguf& file) {
+    return file.packed() == nullptr
+               ? Status::success()
+               : Status::error("it is a packed file, which is never one of several parts");
+}
+
 std::string base_name(const std::string& path) {
     size_t slash = path.rfind('/');
     return slash == std::string::npos ? path : path.substr(slash + 1);
@@ -108,6 +115,7 @@ private:
                                  std::to_string(split_.count) + " of " + base_name(path_) +
                                  " is missing: " + status.message);
         status = Gguf::parse(mapping->bytes(), part, types_);
+        if (status.ok()) status = check_whole(*part);
         Split own;
         if (status.ok()) status = read_split(*part, &own);
         if (status.ok() && (own.number != number || own.count != split_.count))
@@ -186,7 +194,11 @@ Status Gguf::open(const std::string& path, Gguf* file, TensorTypes types) {
     if (status.ok()) status = read_split(fresh, &split);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     fresh.mapping_ = std::move(mapping);
-    if (split.count > 1) return GgufParts(path, split, types).join(std::move(fresh), file);
+    if (split.count > 1) {
+        if (status = check_whole(fresh); !status.ok())
+            return Status::error(path + ": " + status.message);
+        return GgufParts(path, split, types).join(std::move(fresh), file);
+    }
     *file = std::move(fresh);
     return Status::success();
 }

@@ -75,10 +75,10 @@ Status load_model(const std::string& path, const LoadOptions& options,
     Status status = open_files(path, options, &file);
     if (!status.ok()) return status;
     auto fresh = std::make_shared<LoadedModel>();
-    status = read_config(file, options.overrides, &fresh->config);
-    if (!status.ok()) return Status::error(path + ": " + status.message);
     RopeTables ropes;
-    RETURN_IF_ERROR(make_rope_tables(file, fresh->config, &ropes));
+    status = read_config(file, options.overrides, &fresh->config);
+    if (status.ok()) status = make_rope_tables(file, fresh->config, &ropes);
+    if (!status.ok()) return Status::error(path + ": " + status.message);
     cpu::Isa isa;
     RETURN_IF_ERROR(choose_isa(options.isa, &isa));
     int32_t threads = 0;

@@ -63,6 +63,22 @@ TEST(plain_model) {
     EXPECT_EQ(outcome.rope.magnitude, 1.0f);
 }
 
+// A shape is all that is known of such a tensor.
+TEST(parameters_are_those_of_types_that_are_known) {
+    TinyLlama tiny;
+    const int64_t known = read(tiny).config.parameters;
+    tiny.extra = [](GgufBytes& file) {
+        for (const char* name : {"one", "other", "third"})
+            file.tensor({name, static_cast<TensorType>(999), {uint64_t{1} << 62}, {}});
+    };
+    std::vector<std::byte> bytes = tiny_file(tiny);
+    Gguf file;
+    ModelConfig config;
+    EXPECT_EQ(Gguf::parse(bytes, &file, TensorTypes::any).message, "");
+    EXPECT_EQ(read_config(file, {}, &config).message, "");
+    EXPECT(known > 0 && config.parameters == known);
+}
+
 TEST(wrong_sizes_are_refused) {
     TinyLlama heads;
     heads.kv_heads = 3;
@@ -338,6 +354,17 @@ TEST(llama3_divisors_come_from_the_file) {
     Outcome outcome = with(divisors(8.0f, 8));
     EXPECT(outcome.config.rope.scaling == RopeScaling::llama3);
     EXPECT_NEAR(outcome.rope.inverse_frequencies[0], 0.125, 1e-7);
+    for (const char* word : {"linear", "yarn"})
+        EXPECT(mentions(with([&](GgufBytes& file) {
+                            scaling(file, word, 4.0f);
+                            divisors(8.0f, 8)(file);
+                        }),
+                        "scales its rope in more than one way"));
+    EXPECT(mentions(with([&](GgufBytes& file) {
+                        scaling(file, "longrope", 4.0f);
+                        divisors(8.0f, 8)(file);
+                    }),
+                    "'longrope' needs a tensor of factors"));
     EXPECT(mentions(with(divisors(8.0f, 7)), "must hold 8 F32 values"));
     EXPECT(mentions(with(divisors(0.0f, 8)), "not positive"));
     EXPECT(mentions(with(divisors(1e-44f, 8)), "no finite frequencies"));

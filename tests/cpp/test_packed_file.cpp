@@ -312,17 +312,95 @@ TEST(what_lies_is_refused_before_it_is_read) {
     EXPECT(mentions(entry(0, [](PackedEntry& e) { e.kind = 5; }), others));
 }
 
+std::byte* after(Bytes& bytes, const PackedHeader& header, const char* text) {
+    std::byte* begin = bytes.data() + header.metadata.offset;
+    std::byte* end = begin + header.metadata.bytes;
+    const auto* wanted = reinterpret_cast<const std::byte*>(text);
+    std::byte* found = std::search(begin, end, wanted, wanted + strlen(text));
+    CHECK(found != end);
+    return found + strlen(text);
+}
+
+// A packed model of a source with these keys, in which something was changed.
+Bytes packed_with(const std::function<void(GgufBytes&)>& extra,
+                  const std::function<void(Bytes&, const PackedHeader&)>& change) {
+    TinyLlama tiny = tiny_of_type(TensorType::bf16);
+    tiny.extra = extra;
+    TargetName target;
+    CHECK(convert(tiny, target.path()).ok());
+    Bytes bytes = bytes_of(target.path());
+    change(bytes, header_of(bytes));
+    write_header(bytes, header_of(bytes));
+    return bytes;
+}
+
+void factors(GgufBytes& file) {
+    TensorSpec spec = {"rope_freqs.weight", TensorType::f32, {8}, Bytes(32)};
+    const float one = 1.0f;
+    for (size_t i = 0; i < 8; i++) std::memcpy(spec.data.data() + 4 * i, &one, sizeof one);
+    file.tensor(std::move(spec));
+}
+
+TEST(what_is_to_be_read_and_has_no_data_is_refused) {
+    TemporaryFile file(packed_with(factors, [](Bytes& bytes, const PackedHeader& header) {
+        // The count of dimensions, the one there is, the type, then the offset.
+        std::byte* offset = after(bytes, header, "rope_freqs.weight") + 4 + 8 + 4;
+        std::memcpy(offset, &DETACHED, sizeof DETACHED);
+    }));
+    std::shared_ptr<LoadedModel> model;
+    std::string told = load(file.path(), {}, &model).message;
+    EXPECT(mentions(told, "must hold 8 F32 values") && told.find(file.path()) == 0);
+    Gguf gguf;
+    ModelPlan plan;
+    EXPECT(Gguf::open(file.path(), &gguf).ok());
+    EXPECT(mentions(plan_model(gguf, {}, false, &plan).message, "must hold 8 F32 values"));
+}
+
+TEST(a_packed_file_is_neither_a_part_nor_an_adapter) {
+    auto keys = [](GgufBytes& file) {
+        file.value("tilps.count", ValueType::u16, uint16_t{2}); // `convert` leaves out split.*
+        file.value("tilps.no", ValueType::u16, uint16_t{1});
+        file.text("general.type", "adaptor");
+        file.text("adapter.type", "lora");
+    };
+    auto rename = [](const char* from, const char* to) {
+        return [=](Bytes& bytes, const PackedHeader& header) {
+            for (int i = 0; i < (from[0] == 't' ? 2 : 1); i++) // both keys
+                std::memcpy(after(bytes, header, from) - strlen(from), to, strlen(to));
+        };
+    };
+    TargetName folder;
+    std::string stem = folder.path();
+    auto write = [&](const std::string& name, const Bytes& bytes) {
+        std::ofstream(name, std::ios::binary)
+            .write(reinterpret_cast<const char*>(bytes.data()),
+                   static_cast<std::streamsize>(bytes.size()));
+        return name;
+    };
+    std::string second =
+        write(stem + "-00002-of-00002.gguf", packed_with(keys, rename("tilps.", "split.")));
+    GgufBytes one;
+    one.value("split.count", ValueType::u16, uint16_t{2});
+    one.value("split.no", ValueType::u16, uint16_t{0});
+    std::string first = write(stem + "-00001-of-00002.gguf", one.bytes());
+    for (const std::string& path : {first, second}) {
+        Gguf file;
+        EXPECT(mentions(Gguf::open(path, &file).message,
+                        "-00002-of-00002.gguf: it is a packed file, which is never"));
+    }
+    LoadOptions options;
+    std::string adapter = write(stem + ".gguf", packed_with(keys, rename("adaptor", "adapter")));
+    options.adapters = {{"packed", adapter, {}}};
+    std::shared_ptr<LoadedModel> model;
+    EXPECT(mentions(load_tiny({}, options, &model).message, "a packed file is no adapter"));
+}
+
 TEST(a_table_of_tensors_that_lies_is_refused) {
     auto said = [](uint64_t rows) {
         return said_of([=](Bytes& bytes) {
             PackedHeader header = header_of(bytes);
-            const char* name = "token_embd.weight";
-            auto* begin = bytes.data() + header.metadata.offset;
-            auto* found = std::search(begin, begin + header.metadata.bytes,
-                                      reinterpret_cast<const std::byte*>(name),
-                                      reinterpret_cast<const std::byte*>(name) + strlen(name));
-            // The name, the count of dimensions, the columns, then the rows.
-            std::memcpy(found + strlen(name) + 4 + 8, &rows, sizeof rows);
+            // The count of dimensions, the columns, then the rows.
+            std::memcpy(after(bytes, header, "token_embd.weight") + 4 + 8, &rows, sizeof rows);
             write_header(bytes, header);
         });
     };

@@ -1,5 +1,6 @@
 """The systemd unit, and what the supervisor tells a service manager."""
 
+import errno
 import re
 import signal
 import socket
@@ -140,6 +141,30 @@ def test_a_manager_hears_of_each_state(manager: socket.socket) -> None:
 @pytest.mark.parametrize("address", ["", "vsock:2:1", "/nowhere/notify", "@no-one-listens"])
 def test_without_a_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv(VARIABLE, address)
+    assert notify("READY=1") is False
+
+
+def test_a_reload_that_cannot_be_noted_ends_nothing() -> None:
+    told: list[str] = []
+
+    def full(failure: str) -> None:
+        told.append(failure)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    NotifyingReporter(SilentReporter(), full).reloaded("why")
+    assert told == ["why"]
+
+
+def test_where_no_descriptor_is_left_the_manager_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the supervisor goes on."""
+
+    def no_descriptor(*_: int) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setenv(VARIABLE, "@somebody")
+    monkeypatch.setattr(socket, "socket", no_descriptor)
     assert notify("READY=1") is False
 
 

@@ -260,7 +260,9 @@ def test_half_written_files_go_unless_somebody_writes(places: Places) -> None:
     copy = places.data / "keys.tomlab12cd34"
     copy.touch()
     kept = [places.models / "some.gguf", places.data / "keys.toml", places.data / "keys.toml.old"]
-    for path in kept:
+    # What `convert` writes, which may take longer than a minute to be on the disk; a browser's.
+    others = [places.models / "some.sublimate.part", places.models / "other.gguf.part"]
+    for path in (*kept, *others):
         path.touch()
     with (
         (places.models / ".some-model.lock").open("a") as model,
@@ -269,12 +271,13 @@ def test_half_written_files_go_unless_somebody_writes(places: Places) -> None:
         fcntl.flock(model, fcntl.LOCK_EX)
         fcntl.flock(keys, fcntl.LOCK_EX)
         assert look(places, no_gpu, clean=True) == [], "both are being written"
-    os.utime(note, (time.time() - 100, time.time() - 100))
+    for path in (note, *others):
+        os.utime(path, (time.time() - 100, time.time() - 100))
     seen = look(places, no_gpu, clean=False)
     assert kinds(seen) == ["file"] * 3 and all(path.exists() for path in (scratch, note, copy))
     assert len(look(places, no_gpu, clean=True)) == 3
     assert not any(path.exists() for path in (scratch, note, copy))
-    assert all(path.exists() for path in kept)
+    assert all(path.exists() for path in (*kept, *others))
 
 
 # ---- what is told --------------------------------------------------------------------------------

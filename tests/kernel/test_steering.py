@@ -1,5 +1,6 @@
 """Steering in the kernel: two processes on one port, over TCP and UDP, IPv4 and IPv6."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from sublimate import _core
 from sublimate.config import ServerSettings
 from sublimate.kernel.connections import Connections
 from sublimate.kernel.keys import packed_address
-from sublimate.kernel.steering import Steering
+from sublimate.kernel.steering import FDS, Steering
 from sublimate.supervisor.kernel_memory import KernelMemory
 from sublimate.supervisor.listen import WorkerSockets
 
@@ -289,6 +290,26 @@ def test_nothing_is_steered_where_nothing_is_loaded() -> None:
     steering.forget_connection_id(ID_OF_0)
     steering.close()
     assert steering.steered() == {}
+
+
+def test_what_was_loaded_and_cannot_be_mapped_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None of these is a map that could be read: the descriptors are given back."""
+
+    def nothing(*names: str) -> dict[str, int]:
+        return {name: os.open(os.devnull, os.O_RDWR) for name in names}
+
+    def load(memory: Connections, entries: int) -> None:
+        memory.named = nothing("connections", "digests", "touches", "cache")
+
+    monkeypatch.setattr("sublimate.kernel.steering.missing", lambda: None)
+    monkeypatch.setattr("sublimate.kernel.connections.missing", lambda **_: None)
+    monkeypatch.setattr(_core, "load_steering", lambda entries: nothing(*FDS))
+    monkeypatch.setattr(Connections, "_load", load)
+    before = len(os.listdir("/proc/self/fd"))
+    assert Steering.load().reason == Connections.load(bytes(32)).reason == "refused"
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_wrong_use_is_told(steering: Steering) -> None:

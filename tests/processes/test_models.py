@@ -1,6 +1,7 @@
 """`sublimate serve` with several models: each an engine process of its own, loaded when it is asked
 for."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -37,6 +38,14 @@ def asked(server: Server, model: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
 
 
+@contextlib.contextmanager
+def streamed(server: Server, model: str) -> Iterator[Iterator[str]]:
+    body: dict[str, Any] = {"model": model, "max_tokens": ANSWER_TOKENS, "stream": True}
+    body["messages"] = [{"role": "user", "content": "Say hello."}]
+    with httpx.stream("POST", f"{server.url}/v1/messages", json=body, timeout=60) as response:
+        yield response.iter_lines()
+
+
 def states(server: Server) -> dict[str, str]:
     data = httpx.get(f"{server.url}/v1/models").json()["data"]
     return {one["id"]: one["state"] for one in data if not one["id"].startswith("claude-")}
@@ -60,13 +69,13 @@ def test_two_models_take_turns_where_one_has_room(tmp_path: Path, model: ModelFi
         assert told["memory_bytes"] < 150 << 20
 
 
-@pytest.fixture
-def scripted(tmp_path: Path, model: ModelFile) -> Iterator[Server]:
-    """Two models whose engines say one token each, for some 1.5 s."""
+def tables(folder: Path, model: ModelFile, *names: str) -> str:
+    """Of the settings: the default model's text, and scripts that say one token each, for some
+    1.5 s."""
     vocabulary = len(_core.Gguf(str(model.path)).metadata["tokenizer.ggml.tokens"])
-    tables = ""
-    for number, name in enumerate(("one", "two")):
-        script = tmp_path / f"{name}.json"
+    written = ""
+    for number, name in enumerate(names):
+        script = folder / f"{name}.json"
         said = [1000 + number] * ANSWER_TOKENS
         body = {
             "answers": [[[], said]],
@@ -74,9 +83,15 @@ def scripted(tmp_path: Path, model: ModelFile) -> Iterator[Server]:
             "step_delay_us": STEP_MICROSECONDS,
         }
         script.write_bytes(msgspec.json.encode(body))
-        tables += f'[[models]]\nname = "{name}"\npath = "{model.path}"\nscript = "{script}"\n'
+        written += f'[[models]]\nname = "{name}"\npath = "{model.path}"\nscript = "{script}"\n'
+    return written
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, model: ModelFile) -> Iterator[Server]:
+    """Two models."""
     config = tmp_path / "config.toml"
-    config.write_text(f'data_dir = "{tmp_path}"\n' + tables)
+    config.write_text(f'data_dir = "{tmp_path}"\n' + tables(tmp_path, model, "one", "two"))
     with serving(config, "--workers", "2", "--worker-cpus", "none") as server:
         server.ready()
         yield server
@@ -108,6 +123,27 @@ def test_each_models_engines_are_its_own(scripted: Server) -> None:
     assert after["sublimate.engine"] == before["sublimate.engine"]
     assert not set(after["sublimate.edge"]) & set(before["sublimate.edge"])
     assert asked(scripted, "two").status_code == 200
+
+
+def test_a_reload_makes_two_models_of_one_and_one_of_two(tmp_path: Path, model: ModelFile) -> None:
+    """What runs then is finished by the engine that has it."""
+    config = tmp_path / "config.toml"
+
+    def write(*names: str) -> None:
+        config.write_text(f'data_dir = "{tmp_path}"\n' + tables(tmp_path, model, *names))
+
+    write("zero")
+    with serving(config) as server:
+        server.ready()
+        for old, names in (("zero", ("one", "two")), ("one", ("two",))):
+            write(*names)
+            with streamed(server, old) as lines:
+                assert any("content_block_delta" in line for line in lines)
+                server.signal(signal.SIGUSR2)
+                assert any("message_stop" in line for line in lines)
+            assert server.event("reloaded")["failure"] == ""
+            assert [asked(server, name).status_code for name in names] == [200] * len(names)
+            wait_until(lambda names=names: len(server.pids()["sublimate.engine"]) == len(names), 20)
 
 
 def while_both_answer(server: Server, action: Callable[[], None]) -> dict[str, httpx.Response]:

@@ -219,3 +219,10 @@ def test_a_folder_is_a_model_by_its_path(tmp_path: Path) -> None:
     file = fetch(str(folder), tmp_path)
     assert file.path == folder and file.name == "Some-0.5B-Model"
     assert file.size_bytes == (folder / "model.safetensors").stat().st_size
+
+
+def test_a_folder_whose_name_is_no_text_has_one_all_the_same(tmp_path: Path) -> None:
+    """A link to it is a model by the link's name; the folder's own is in the header."""
+    folder = write_folder(tmp_path / os.fsdecode(b"model-\xff"))
+    (tmp_path / "link").symlink_to(folder)
+    assert header_of(str(tmp_path / "link")).metadata["general.name"] == "model-?"

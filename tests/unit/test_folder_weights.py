@@ -1,6 +1,7 @@
 """Hugging Face folders: the same bits as a GGUF file of the same weights, and what their
 config.json means."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -293,15 +294,18 @@ def test_experts() -> None:
     assert "expert_count" not in keys()
 
 
+LLAMA3 = {
+    "type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 def test_rotary_embeddings_of_old_and_new_files() -> None:
-    llama3 = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    old = keys(rope_scaling={"type": "llama3", **llama3}, rope_theta=5e5)
-    new = keys(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **llama3}, rope_theta=1.0)
+    old = keys(rope_scaling=LLAMA3, rope_theta=5e5)
+    new = keys(rope_parameters={"rope_theta": 5e5, **LLAMA3}, rope_theta=1.0)
     assert old == new and old["rope.freq_base"] == 5e5
     divisors = old["rope_freqs.weight"]
     assert divisors[0] == 1.0 and divisors[-1] == 8.0 and sorted(divisors) == divisors
@@ -344,6 +348,18 @@ def test_rotary_embeddings_of_old_and_new_files() -> None:
         (
             {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]},
             "layers without experts are not supported",
+        ),
+        ({"num_hidden_layers": 1 << 30}, "num_hidden_layers is 1073741824, outside 1 to 1024"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "head_dim": 1 << 30},
+            "head_dim .* is 1073741824, outside 1 to 256",
+        ),
+        ({"hidden_size": 1 << 30, "rope_scaling": LLAMA3}, r"head_dim .*, outside 1 to 256"),
+        ({"num_attention_heads": 65}, "head_dim .* is 0, outside 1 to 256"),
+        ({"partial_rotary_factor": 1e30, "rope_scaling": LLAMA3}, "factor is 1e.30, above 1"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": math.e, "mscale_all_dim": -10}},
+            "mscale_all_dim must not be below zero",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),

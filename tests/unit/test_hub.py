@@ -121,10 +121,12 @@ def test_a_whole_folder(hubs: FakeHub, tmp_path: Path) -> None:
     made = write_folder(tmp_path / "made", shards=2)
     files = {path.name: path.read_bytes() for path in made.iterdir()}
     others = {"pytorch_model.bin": b"x" * 5000, "extra.safetensors": b"y", "a/config.json": b"{}"}
-    hubs.files[NAME] = files | others | {"tokenizer.json": b"{}"}
+    texts = {"tokenizer.json": b"{}", "additional_chat_templates/tool_use.jinja": b"for tools"}
+    hubs.files[NAME] = files | others | texts | {"additional_chat_templates/rag.jinja": b"z"}
     file = fetch(NAME, tmp_path / "models")
-    kept = {path.name for path in file.path.iterdir()}
-    assert kept == {*files, "tokenizer.json", ".sublimate.json"} and file.name == NAME
+    every = [path.relative_to(file.path) for path in file.path.rglob("*") if path.is_file()]
+    assert {str(path) for path in every} == {*files, *texts, ".sublimate.json"}
+    assert file.name == NAME
     assert len(header_of(str(file.path)).tensors) == 21
     assert locate(NAME, tmp_path / "models") == file
     assert [kept.name for kept in models_in(tmp_path / "models")] == [NAME]
@@ -285,6 +287,13 @@ def test_the_cache_of_the_hubs_own_library(hubs: FakeHub, tmp_path: Path) -> Non
     (snapshot / "x-Q8_0.gguf").symlink_to(blob)
     found = locate(f"{NAME}:q8", tmp_path / "models")
     assert found is not None and found.size_bytes == len(GGUF) and not hubs.asked
+    (snapshot / "x-Q8_0.gguf").unlink()
+    write_folder(snapshot, shards=2)
+    shard = snapshot / "model-00002-of-00002.safetensors"
+    whole = locate(NAME, tmp_path / "models")
+    assert whole is not None and whole.path == snapshot
+    shard.unlink()
+    assert locate(NAME, tmp_path / "models") is None, "a fetch that was broken off"
     (place / "refs" / "main").write_text("../../x")
     assert locate(NAME, tmp_path / "models") is None
 

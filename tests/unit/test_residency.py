@@ -246,6 +246,20 @@ def test_one_that_takes_more_than_there_is_leaves_again(serve: Serve) -> None:
     served.come()
     [failed] = served.told(channel.ModelFailed)
     assert "models_memory" in failed.message and served.states()["second"] == "leaving"
+    served.finish()
+    served.use("first")
+    served.turn(10.0)
+    served.want("second")
+    assert served.here() == {"first"}, "nobody makes room for what has none"
+    assert len(served.told(channel.ModelFailed)) == 2
+    [second] = served.fleet.launch.more
+    smaller = msgspec.structs.replace(second.engine, context_length=64)
+    other = msgspec.structs.replace(second, engine=smaller)
+    served.fleet.launch = msgspec.structs.replace(served.fleet.launch, more=(other,))
+    served.turn(10.0)
+    served.want("second")
+    served.finish()
+    assert served.states() == {"first": "absent", "second": "coming"}, "what it takes is not known"
 
 
 def test_what_nobody_uses_leaves_and_comes_back(serve: Serve) -> None:
@@ -278,6 +292,16 @@ def test_stop_takes_a_model_out_once_nobody_waits_for_it(serve: Serve) -> None:
     served.tell(channel.ModelStop(model="first"))
     served.finish()
     assert served.here() == set(), "the main one, too"
+    served.want("second")
+    served.come()
+    served.taken("second")
+    served.residency.stop("second")
+    served.turn()
+    assert served.states()["second"] == "leaving" and served.residency.stop("second")
+    served.finish()
+    served.use("second")
+    served.turn()
+    assert served.here() == {"second"}, "it was gone already when it was stopped again"
 
 
 def test_a_crash_is_of_its_model_alone_and_it_comes_back_by_itself(serve: Serve) -> None:
@@ -339,7 +363,11 @@ def test_a_reload_takes_out_what_is_served_otherwise_or_no_more(serve: Serve) ->
         now, more=(msgspec.structs.replace(now.more[0], engine=other),)
     )
     served.turn()
-    assert served.states() == {"first": "here", "second": "leaving", "third": "leaving"}
+    assert served.states() == {"first": "here", "second": "leaving", "third": "here"}
+    for edge in served.fleet.edges:
+        edge.launch = served.fleet.launch  # as those that come in place of them
+    served.turn()
+    assert served.states()["third"] == "leaving", "no edge can use it any more"
     served.finish()
     served.want("second")
     load = served.running.child(served.fleet.engines_of("second")[0]).last(channel.Load)
@@ -396,3 +424,74 @@ def test_keys_and_values_leave_room_for_other_models(
     limit: int, weights: int, parts: int, room: int
 ) -> None:
     assert model_memory._kv_room(limit, weights, parts) == room
+
+
+# ---- reload --------------------------------------------------------------------------------------
+def follow(running: Running) -> None:
+    """A reload in which every edge is replaced, to its end."""
+    for _ in range(WORKERS):
+        for edge in [one for one in running.fleet.edges if one.role == "coming"]:
+            running.listen(edge)
+        running.turn()
+        for edge in [one for one in running.fleet.edges if one.role == "leaving"]:
+            running.hear(edge, channel.Drained())
+        running.turn()
+        running.turn()
+    assert running.reporter.reloads[-1] == "" and running.supervisor._rolling is None
+
+
+def test_a_reload_brings_several_models_in_place_of_one(make: Callable[..., Running]) -> None:
+    running = make()
+    running.all_up()
+    fleet, old = running.fleet, list(running.fleet.engines)
+
+    def states() -> dict[str, str]:
+        return {row.name: row.state for row in running.supervisor._residency.rows()}
+
+    running.next_launch = lambda: models("first", "second")
+    running.supervisor._begin_reload()
+    running.turn()
+    assert states() == {"first": "coming", "second": "absent", "m": "here"}
+    assert [engine.role for engine in old] == ["serving"] * WORKERS, "the old edges have no other"
+    follow(running)
+    running.turn()
+    assert [engine.role for engine in old] == ["leaving"] * WORKERS
+    for engine in old:
+        for edge in fleet.edges:
+            running.hear(edge, channel.EngineIdle(engine=engine.number))
+    running.turn()
+    running.turn()
+    for engine in fleet.engines_of("first"):
+        running.load(engine)
+    running.turn()
+    assert states() == {"first": "here", "second": "absent"} and len(fleet.engines) == WORKERS
+
+
+def test_a_model_that_stays_is_the_same_one_after_reloads(serve: Serve) -> None:
+    served = serve(models("first", "second"))
+    served.use("second")
+    engines = served.fleet.engines_of("first")
+    served.running.next_launch = lambda: models("first", "third", preload=("third",))
+    served.running.supervisor._begin_reload()
+    follow(served.running)
+    assert served.fleet.engines_of("first") == engines
+    assert served.states() == {"first": "here", "second": "leaving", "third": "coming"}
+    served.finish()
+    assert served.states() == {"first": "here", "third": "coming"}
+    assert reporter(served).models[-1] == ("second", "unloaded: it is not served any more")
+
+
+def test_a_reload_to_one_model_leaves_it_as_it_is(serve: Serve) -> None:
+    served = serve(models("first", "second"))
+    served.use("second")
+    engines = served.fleet.engines_of("first")
+    served.running.next_launch = lambda: models("first")
+    served.running.supervisor._begin_reload()
+    follow(served.running)
+    served.turn()
+    leaving = served.fleet.engines_of("second")
+    assert [engine.role for engine in leaving] == ["leaving"] * WORKERS
+    told = served.told(channel.EngineLeaving)
+    assert sorted(one.engine for one in told) == sorted(one.number for one in leaving), "once"
+    served.finish()
+    assert served.fleet.engines == engines and served.states() == {"first": "here"}

@@ -218,6 +218,7 @@ def test_last_words_of_a_child_are_heard_before_its_end() -> None:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "signal SIGKILL"),
         ("os.abort()", "signal SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 6)", f"signal {signal.SIGRTMIN + 6}"),
         ("control.send(b'nonsense'); time.sleep(60)", "signal SIGKILL"),
         ("control.close(); time.sleep(60)", "signal SIGKILL"),
     ],
@@ -314,6 +315,17 @@ def test_a_host_that_is_not_ours_is_a_message() -> None:
     for host in ("192.0.2.1", "no such host", "a" * 300):
         with pytest.raises(ListenError, match="address of this machine"):
             bind(host, 0)
+
+
+def test_a_kernel_without_that_family_of_addresses_is_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", refuses)
+    with pytest.raises(ListenError, match=r"Cannot listen on 127\.0\.0\.1:0: Address family"):
+        bind("127.0.0.1", 0)
 
 
 def test_its_own_address_is_known_by_any_name() -> None:

@@ -17,9 +17,9 @@ from .watchdog import Fault
 
 HOT_WINDOW_SECONDS = 5.0
 IDLE_WINDOW_SECONDS = 15.0
+"""Longer than a step: utilisation is that of the last second or less."""
 BLIND_SECONDS = 5.0
 """Without a reading between two of them, what came before is of another window."""
-"""Longer than a step: utilisation is that of the last second or less."""
 COOLER_CELSIUS = 5
 """Below the limit a GPU that was too hot takes work again; or it would go on and off."""
 

@@ -32,7 +32,6 @@ BLOCK_TOKENS = _core.LIMITS["PAGE_TOKENS"]
 DIGEST_BYTES = _core.KERNEL_LIMITS["BLOCK_DIGEST_BYTES"]
 ROWS = _core.KERNEL_LIMITS["CACHE_ROWS"]
 ROW_WORDS = _core.KERNEL_LIMITS["CACHE_ROW_WORDS"]
-MAPS = ("connections", "digests", "touches", "cache")
 PROGRAMS = ("sent", "received", "packet_in", "packet_out")
 HOOKS = ("send", "receive", "egress", "ingress")
 COUNTERS = (
@@ -102,12 +101,11 @@ class Connections:
             return self
         try:
             self._load(entries)
+            self._open(secret, 0)
         except OSError as error:
             self.close()
             allowed: Reason = "no_capability" if error.errno == errno.EPERM else refused(error)
             self.reason = missing(needs_btf=True) or allowed
-            return self
-        self._open(secret, 0)
         return self
 
     def _load(self, entries: int) -> None:

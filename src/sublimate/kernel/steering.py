@@ -73,7 +73,13 @@ class Steering:
             named = _core.load_steering(entries)
         except OSError as error:
             return cls(reason=refused(error))
-        return cls([named[name] for name in FDS])
+        fds = [named[name] for name in FDS]
+        try:
+            return cls(fds)
+        except OSError as error:  # its counters cannot be mapped
+            for fd in fds:
+                os.close(fd)
+            return cls(reason=refused(error))
 
     @classmethod
     def from_fds(cls, fds: Sequence[int]) -> Steering:

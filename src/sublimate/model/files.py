@@ -35,6 +35,8 @@ from .source import name_of, weight_bytes
 CHUNK_BYTES = 1 << 20
 SCRATCH = ".fetch-"
 PART = ".part"
+NOTE_PART = re.compile(r".+\.gguf\.\d+\.part", re.ASCII | re.DOTALL)
+"""As _write_note names one. Others' halves are theirs: `convert` and other programs end so, too."""
 NOTE_SECONDS = 60.0
 """A note is written in a moment; one that is not whole after so long never will be."""
 PIP_ERROR_LINES = 3
@@ -136,7 +138,7 @@ def abandoned_downloads(folder: Path, clean: bool) -> list[Path]:
             model = name.removeprefix(SCRATCH).rpartition("-")[0]
             if _is_abandoned(folder / f".{model}.lock", path if clean else None):
                 found.append(path)
-        elif name.endswith(PART) and _is_older(path, NOTE_SECONDS):
+        elif NOTE_PART.fullmatch(name) and _is_older(path, NOTE_SECONDS):
             if clean:
                 path.unlink(missing_ok=True)
             found.append(path)

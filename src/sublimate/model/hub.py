@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import ModelError
-from .folder.form import CONFIG, INDEX, SINGLE
+from .folder.form import CONFIG, FOR_TOOLS, INDEX, SINGLE
 from .registry import SUFFIX, HubRepository
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ TEXTS = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    FOR_TOOLS,
 )
 """Files of a folder beside its weights."""
 SPLIT = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
@@ -110,7 +111,7 @@ def download(wanted: HubRepository, folder: Path, progress: Progress) -> Path:
     else:
         names = [name for name in TEXTS if name in repository.files]
         _fetch(client, repository, [*names, *_present(repository, INDEX)], place, note, progress)
-        names += _weights(repository, place)
+        names += _weights(repository.name, repository.files, place)
     _fetch(client, repository, names, place, note, progress)
     note.commit = repository.commit
     note.models[wanted.part.lower()] = _Model(model, names)
@@ -194,15 +195,15 @@ def _present(repository: Repository, name: str) -> list[str]:
     return [name] if name in repository.files else []
 
 
-def _weights(repository: Repository, place: Path) -> list[str]:
+def _weights(whose: str, files: Collection[str], place: Path) -> list[str]:
     """The safetensors files of a folder, with the index that names them. Raises ModelError."""
-    if INDEX not in repository.files:
+    if INDEX not in files:
         return [SINGLE]
     from .folder.safetensors import shard_names
 
     names = shard_names(place / INDEX)
-    if missing := [name for name in names if name not in repository.files]:
-        raise ModelError(f"{repository.name} has {INDEX}, but not {missing[0]}.")
+    if missing := [name for name in names if name not in files]:
+        raise ModelError(f"{whose} has {INDEX}, but not {missing[0]}.")
     return [INDEX, *names]
 
 
@@ -275,7 +276,11 @@ def _in_library_cache(wanted: HubRepository) -> Path | None:
         snapshot = place / "snapshots" / commit
         names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if p.is_file()]
         chosen = choose(names, wanted)
-        whole = _parts_of(chosen, names) if chosen else names
-    except (OSError, ValueError, ModelError):
+        # These raise if it is not whole: a fetch may have been broken off.
+        if chosen:
+            _parts_of(chosen, names)
+        else:
+            _weights(wanted.name, names, snapshot)
+    except (OSError, ValueError, ImportError, ModelError):
         return None  # not there, or not what was asked for
-    return snapshot / chosen if whole else None
+    return snapshot / chosen

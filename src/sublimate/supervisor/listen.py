@@ -115,7 +115,10 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
     except (OSError, UnicodeError):
         raise ListenError(f"The host {host!r} is no address of this machine.") from None
     family, kind, protocol, _, address = resolved[0]
-    sock = socket.socket(family, kind, protocol)
+    try:
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:  # a kernel without that family of addresses
+        raise ListenError(_why(host, port, flag, error)) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)

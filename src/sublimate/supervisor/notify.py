@@ -5,6 +5,7 @@ defines: notify, NotifyingReporter
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -18,17 +19,18 @@ VARIABLE = "NOTIFY_SOCKET"
 def notify(*lines: str) -> bool:
     """Send assignments such as READY=1 to whoever started this process; False if it asks for none.
 
-    A manager that does not listen any more is no reason to fail.
+    A manager that does not listen any more, or no descriptor to reach it by, is no reason to fail.
     """
     address = os.environ.get(VARIABLE, "")
     if not address.startswith(("/", "@")):
         return False
     name = f"\0{address[1:]}" if address[0] == "@" else address
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.sendto("\n".join(line.replace("\n", " ") for line in lines).encode(), name)
-        except OSError:
-            return False
+    told = "\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.sendto(told, name)
+    except OSError:
+        return False
     return True
 
 
@@ -61,7 +63,8 @@ class NotifyingReporter:
     def reloaded(self, failure: str) -> None:
         self._inner.reloaded(failure)
         if self._reload_ended is not None:
-            self._reload_ended(failure)
+            with contextlib.suppress(OSError):  # a disk that is full ends no server
+                self._reload_ended(failure)
         notify(f"STATUS=Not reloaded: {failure}" if failure else "STATUS=Reloaded")
 
     def model(self, name: str, what: str) -> None:

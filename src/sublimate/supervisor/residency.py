@@ -53,6 +53,8 @@ class _Resident:
         self.is_to_stop = False
         self.need_bytes = 0
         """As its engines have told; 0: it was never loaded as it is now."""
+        self.needed_as: Launch | None = None
+        """What they were started with."""
         self.failure: channel.ModelFailed | None = None
 
     @property
@@ -99,6 +101,8 @@ class Residency:
         now = self._clock()
         rows: list[ModelRow] = []
         for resident in self._residents.values():
+            if resident.state == "absent" and not self._is_served(resident):
+                continue
             requests, used = self._use(resident)
             rows.append(
                 ModelRow(
@@ -133,33 +137,49 @@ class Residency:
         resident = self._residents.get(name)
         if resident is None or resident.state == "absent":
             return False
-        resident.is_to_stop = True
+        # One that leaves is not to leave again when it has come back.
+        resident.is_to_stop = resident.state != "leaving"
         return True
 
     def _follow_launch(self, now: float) -> None:
         """At the start, and after a reload: what is served, and how, may be something else."""
-        launch, is_start = self._fleet.launch, self._launch is None
-        self._launch = launch
+        launch = self._launch = self._fleet.launch
+        known = set(self._residents)
         for name in launch.names:
             self._residents.setdefault(name, _Resident(name))
-        if is_start:
-            main = self._residents[launch.model_name]
-            main.engines = self._fleet.engines_of(main.name)
-            main.state, main.since_seconds = "coming", now
-            for one in launch.more:
-                if one.preload:
-                    self._residents[one.name].wanted_by[START] = now
+        self._adopt(now)
+        stays = {launch.model_name, *(one.name for one in launch.more if one.preload)}
+        for name in stays - known:
+            if self._residents[name].state == "absent":
+                self._residents[name].wanted_by[START] = now
         if not launch.loads:
             self._residents[launch.model_name].wanted_by[START] = now  # it alone, and always
-        stays = {launch.model_name, *(one.name for one in launch.more if one.preload)}
         for resident in self._residents.values():
             wanted = launch.of(resident.name)
             is_here = resident.state in ("coming", "here")
-            if is_here and (wanted is None or self._is_other(resident, wanted)):
+            if is_here and wanted is not None and self._is_other(resident, wanted):
                 resident.need_bytes = 0
                 self._leave(resident, now, "its settings are others now")
                 if resident.name in stays:
                     resident.wanted_by[START] = now
+
+    def _adopt(self, now: float) -> None:
+        """Engines that serve and were not begun here: the first of all, and after a reload those of
+        a server whose one model stayed."""
+        serving: dict[str, list[EngineMember]] = {}
+        for engine in self._fleet.engines:
+            if engine.role == "serving":
+                serving.setdefault(engine.launch.model_name, []).append(engine)
+        for name, engines in serving.items():
+            resident = self._residents.setdefault(name, _Resident(name))
+            if resident.state not in ("absent", "here") or resident.engines == engines:
+                continue
+            resident.engines, resident.since_seconds = engines, now
+            resident.state = "coming" if name == self._fleet.launch.model_name else "here"
+            resident.need_bytes = needed_bytes(one.info for one in engines if one.info is not None)
+
+    def _is_served(self, resident: _Resident) -> bool:
+        return self._fleet.launch.of(resident.name) is not None
 
     def _is_other(self, resident: _Resident, launch: Launch) -> bool:
         return any(launch.loads_otherwise(engine.launch) for engine in resident.engines)
@@ -203,6 +223,13 @@ class Residency:
                 self._arrive(resident, now)
             elif now - resident.since_seconds > LOAD_SECONDS_MAX and not self._is_first(there):
                 self._fail(resident, now, "It was not loaded in time.")
+        elif resident.state == "here":
+            # Edges of before a reload go on with what they know until they are gone.
+            edges = self._fleet.edges
+            if not self._is_served(resident) and all(
+                resident.name not in edge.launch.names for edge in edges
+            ):
+                self._leave(resident, now, "unloaded: it is not served any more")
         elif resident.state == "leaving":
             for engine in there:
                 if not engine.child.alive:  # it was waiting to be started again
@@ -226,16 +253,25 @@ class Residency:
         resident.wanted_by.pop(START, None)
         infos = [engine.info for engine in resident.engines if engine.info is not None]
         resident.need_bytes = needed_bytes(infos)
-        limit = limit_bytes(self._fleet.launch)
-        taken = format_size(resident.need_bytes)
-        if resident.need_bytes > limit and resident.name != self._fleet.launch.model_name:
-            message = (
-                f"It takes {taken} and models_memory is {format_size(limit)}: raise that, or set "
-                "its kv_memory or context_length."
-            )
-            self._fail(resident, now, message)
+        resident.needed_as = next((engine.launch for engine in resident.engines), None)
+        if self._is_too_large(resident):
+            self._fail(resident, now, self._too_large(resident))
             return
+        taken = format_size(resident.need_bytes)
         self._reporter.model(resident.name, f"loaded in {resident.load_seconds:.1f} s, {taken}")
+
+    def _is_too_large(self, resident: _Resident) -> bool:
+        """For all the memory that models may have, as it was loaded last. The main one is served
+        whatever it takes."""
+        is_main = resident.name == self._fleet.launch.model_name
+        return not is_main and resident.need_bytes > limit_bytes(self._fleet.launch)
+
+    def _too_large(self, resident: _Resident) -> str:
+        limit = format_size(limit_bytes(self._fleet.launch))
+        return (
+            f"It takes {format_size(resident.need_bytes)} and models_memory is {limit}: raise "
+            "that, or set its kv_memory or context_length."
+        )
 
     def _fail(self, resident: _Resident, now: float, message: str) -> None:
         failed = channel.ModelFailed(
@@ -252,7 +288,7 @@ class Residency:
         for engine in resident.engines:
             if engine.role == "coming" and engine in self._fleet.members:
                 engine.child.kill()  # nobody has anything with it
-            elif engine in self._fleet.members:
+            elif engine in self._fleet.members and engine.role != "leaving":
                 self._fleet.retire(engine)
         resident.state, resident.since_seconds = "leaving", now
         resident.is_to_stop = False
@@ -306,6 +342,12 @@ class Residency:
         if launch is None:
             self._fail(next_one, now, "It is not served any more.")
             return
+        if self._is_too_large(next_one):
+            known = next_one.needed_as
+            if known is not None and not launch.as_it_is().loads_otherwise(known):
+                self._fail(next_one, now, self._too_large(next_one))  # at nobody's expense
+                return
+            next_one.need_bytes = 0
         fleet = self._fleet
         need = next_one.need_bytes or estimated_bytes(fleet.launch, launch, fleet.workers)
         room = limit_bytes(fleet.launch) - need

@@ -62,7 +62,10 @@ class Rolling:
         fleet, launch = self._fleet, self._fleet.launch
         if launch.loads:
             return [("edge",)]  # engines of before leave by residency.py, and come back otherwise
+        before = self._launch_before
         engines = [engine for engine in fleet.engines if engine.worker == worker]
+        if before.loads:  # those of its other models leave by residency.py as well
+            engines = [one for one in engines if one.launch.model_name == before.model_name]
         serving = [*engines, *(edge for edge in fleet.edges if edge.worker == worker)]
         if any(member.launch.model != launch.model for member in serving):
             return [("engine", "edge")]

@@ -1,4 +1,5 @@
-"""One supervised child with its channel: alive or not, when it is restarted, how it ended.
+"""One supervised child with its channel: alive or not, when it is restarted, how it ended. A worker
+by its number, as everywhere else, is a pair of such children: an engine and an edge.
 
 defines: Worker
 """
@@ -130,7 +131,7 @@ class Worker:
         code = self._process.returncode
         self._close()
         if code < 0:
-            return f"signal {signal.Signals(-code).name}"
+            return f"signal {_signal_name(-code)}"
         return f"exit code {code}"
 
     def plan_restart(self) -> float:
@@ -174,3 +175,11 @@ class Worker:
             os.close(self._pidfd)
         self._process, self._channel, self._pidfd = None, None, -1
         self.kill_at_seconds = None
+
+
+def _signal_name(number: int) -> str:
+    """Those of real time have a number alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,8 +1,8 @@
 """Each family's config.json and names of tensors, in the words of GGUF (docs/hugging-face.md).
 
-Hugging Face folders differ from GGUF files of the same model in three ways, which the core knows as
+Hugging Face folders differ from GGUF files of the same model in a few ways. Three the core knows as
 keys of ours: rotating channels lie as two halves in every family, Gemma stores its norms less one,
-and config.json says layer by layer which have a window.
+and config.json says layer by layer which have a window. And each expert is a tensor of its own.
 
 Source: configuration_*.py and modeling_*.py of huggingface/transformers for the fields and their
 defaults; convert_hf_to_gguf.py of ggml-org/llama.cpp for the keys that they become.
@@ -19,9 +19,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from ... import _core
 from ...errors import ModelError
 from .fields import Fields
 
+LAYERS_MAX, HEAD_DIM_MAX = (_core.LIMITS[name] for name in ("LAYERS_MAX", "HEAD_DIM_MAX"))
+"""What is listed for each of them here is listed for no more than the core takes."""
 BEFORE = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 AFTER = {
     "post_attention_layernorm": "post_attention_norm",
@@ -218,7 +221,10 @@ def keys_of(config: Fields, family: Family) -> dict[str, Any]:
     _refuse_what_is_not_computed(config, family)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     head_dim = config.integer("head_dim", hidden // heads)
-    layers = config.integer("num_hidden_layers")
+    if not 1 <= head_dim <= HEAD_DIM_MAX:
+        told = f"(or what hidden_size leaves each head) is {head_dim}, outside 1 to {HEAD_DIM_MAX}"
+        raise config.error("head_dim", told)
+    layers = config.integer("num_hidden_layers", high=LAYERS_MAX)
     keys: dict[str, Any] = {
         "block_count": layers,
         "context_length": config.integer("max_position_embeddings"),

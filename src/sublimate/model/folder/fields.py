@@ -33,8 +33,11 @@ class Fields:
         """As it is, for a caller that looks at its type."""
         return self._values.get(name)
 
-    def integer(self, name: str, default: int | None = None, low: int = 1) -> int:
-        """Raises ModelError, also if it is absent and there is no default."""
+    def integer(
+        self, name: str, default: int | None = None, low: int = 1, high: int = INTEGER_MAX
+    ) -> int:
+        """Raises ModelError, also if it is absent and there is no default, which is not looked
+        at."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
@@ -42,8 +45,8 @@ class Fields:
             raise self.error(name, "is missing")
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, f"must be a whole number, not {_shown(value)}")
-        if not low <= value <= INTEGER_MAX:
-            raise self.error(name, f"is {value}, outside {low} to {INTEGER_MAX}")
+        if not low <= value <= high:
+            raise self.error(name, f"is {value}, outside {low} to {high}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -1,6 +1,6 @@
 """Whether a folder holds a model in a form that is read here; else what to do.
 
-defines: CONFIG, SINGLE, INDEX, check_form
+defines: CONFIG, SINGLE, INDEX, FOR_TOOLS, check_form
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
+FOR_TOOLS = "additional_chat_templates/tool_use.jinja"
+"""The template of requests with tools, where it is another one."""
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
 
 

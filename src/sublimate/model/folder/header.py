@@ -72,7 +72,7 @@ def _whole_pages(size: int) -> int:
 
 
 def _string(text: str) -> bytes:
-    data = text.encode()
+    data = text.encode(errors="replace")  # the name of a folder may be no UTF-8
     return struct.pack("<Q", len(data)) + data
 
 

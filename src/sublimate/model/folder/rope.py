@@ -35,6 +35,8 @@ def read_rope(config: Fields, family: Family, head_dim: int) -> Rope:
     """Raises ModelError that names the field."""
     full, windowed = _parameters(config, family)
     partial = full.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
+    if partial > 1.0:
+        raise config.error("partial_rotary_factor", f"is {partial:g}, above 1")
     dimension = int(head_dim * partial)
     theta = full.positive("rope_theta", config.positive("rope_theta", family.theta))
     keys: dict[str, Any] = {"rope.dimension_count": dimension, "rope.freq_base": theta}
@@ -88,6 +90,8 @@ def _yarn(parameters: Fields, original: int) -> dict[str, Any]:
     usual = _magnitude(factor, 1.0)
     wanted = usual
     scale, all_dim = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
+    if min(scale, all_dim) < 0.0:
+        raise parameters.error("mscale", "and mscale_all_dim must not be below zero")
     if scale and all_dim:
         wanted = _magnitude(factor, scale) / _magnitude(factor, all_dim)
     wanted = parameters.positive("attention_factor", wanted)

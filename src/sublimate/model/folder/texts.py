@@ -18,13 +18,13 @@ from ..tokenizer_json import DOCUMENT, STRIPS, AddedEntry, TokenizerJson, token_
 from ..vocabulary import STOP_IDS, TOKENS_MAX, TokenType
 from .documents import VOCABULARY_BYTES_MAX, read_document, read_file, read_optional
 from .fields import Fields
+from .form import FOR_TOOLS
 from .sentencepiece_file import read_sentencepiece
 
 SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 GENERATION = "generation_config.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-FOR_TOOLS = "additional_chat_templates/tool_use.jinja"
 FILLER = "\ufdd0"
 """As in sentencepiece.NO_TEXT: names of ids that no token has."""
 SAMPLING = {
