@@ -523,6 +523,22 @@ def test_a_fallback_that_is_down_as_well_is_left_alone_until_a_probe() -> None:
         assert fallback.circuit.state == "closed"
 
 
+def test_who_leaves_says_nothing_of_the_request_that_tries_the_other(messages: Served) -> None:
+    """It was begun before, while all was well."""
+    with down(messages), contextlib.ExitStack() as second:
+        fallback = fallback_of(messages)
+        asked = {"method": "POST", "url": "/v1/messages", "json": body("count", stream=True)}
+        with messages.client.stream(**asked) as reply:
+            assert next(reply.iter_lines())
+            messages.call(lambda: fallback.circuit.trip(0.0))
+            tries = second.enter_context(messages.client.stream(**asked)).iter_lines()
+            assert next(tries) and fallback.circuit.state == "half_open"
+        wait_until(lambda: fallback.under_way == 1)
+        assert fallback.circuit.state == "half_open", "one at a time tries it"
+        assert any("message_stop" in line for line in tries)
+        wait_until(lambda: fallback.circuit.state == "closed")
+
+
 def test_a_fallback_that_says_nothing_is_given_up() -> None:
     silent = threading.Event()
     with (

@@ -64,6 +64,15 @@ def test_what_a_link_leads_to_stays(folder: Path, tmp_path: Path) -> None:
     assert [kept.name for kept in models_in(folder)] == ["large", "small"]
 
 
+def test_of_two_of_one_name_each_is_named_by_what_it_is(folder: Path) -> None:
+    (folder / "whole.gguf").write_bytes(b"x" * 9)
+    with pytest.raises(ModelError, match=r"are called 'whole': name whole/ or whole\.gguf\."):
+        removed(folder, "whole")
+    assert removed(folder, "whole/").path.name == "whole"
+    assert (folder / "whole.gguf").exists() and not (folder / "whole").exists()
+    assert removed(folder, "whole").path.name == "whole.gguf"
+
+
 @pytest.mark.parametrize("name", ["../outside", "nope", "", "..", "/etc/passwd"])
 def test_nothing_outside_is_found(folder: Path, name: str) -> None:
     (folder.parent / "outside.gguf").write_bytes(b"kept")

@@ -22,6 +22,7 @@ from sublimate.errors import ListenError
 from sublimate.supervisor import backoff
 from sublimate.supervisor.backoff import Backoff
 from sublimate.supervisor.listen import address_url, answers_at, bind, bind_each
+from sublimate.supervisor.wakeup import has_terminal
 from sublimate.supervisor.worker import Worker
 
 ANY = channel.ToEngine | channel.FromEngine
@@ -280,6 +281,18 @@ def test_a_start_that_fails_leaves_nothing_and_is_retried_ever_later(
     with pytest.raises(OSError, match="Too many"):
         worker.start(spawning("time.sleep(60)"))
     assert not worker.alive and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_terminal_that_nobody_can_open_now_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else SIGHUP, which reads keys again, would end a server without a descriptor left."""
+    for number, has in ((errno.EMFILE, True), (errno.ENXIO, False)):
+
+        def refuses(*_: object, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuses)
+            assert has_terminal() is has
 
 
 # ---- the listening socket ------------------------------------------------------------------------

@@ -52,6 +52,8 @@ COMPUTE_PATH = ("x-compute-path", "fallback")
 OK = 200
 REFUSALS = frozenset((400, 404, 405, 413, 415, 422))
 """Statuses by which it says that the request is not for it; any other: that it is not well."""
+UNTOLD = frozenset(("client_gone", "unmappable", "inexpressible"))
+"""Ends that say nothing of how the other server is."""
 ENGINE_IS_DOWN = frozenset(("engine_unavailable", "hardware"))
 VERSION = "2023-06-01"
 EVENT_END = b"\n\n"
@@ -143,8 +145,9 @@ class Fallback:
             return True
         if not self.circuit.let(now):
             return False
+        is_probe = self.circuit.state == "half_open"
         self._server.metrics.fallbacks[reason, "server"] += 1
-        self._open.add(self._server.spawn(exchange, self._answer(exchange, error)))
+        self._open.add(self._server.spawn(exchange, self._answer(exchange, error, is_probe)))
         return True
 
     def _may_go(self, exchange: Exchange, now: float) -> bool:
@@ -163,7 +166,7 @@ class Fallback:
             task.cancel()
 
     # ---- one request ---------------------------------------------------------------------------
-    async def _answer(self, exchange: Exchange, error: ApiError) -> None:
+    async def _answer(self, exchange: Exchange, error: ApiError, is_probe: bool) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         gone = exchange.on_gone
 
@@ -179,7 +182,7 @@ class Fallback:
         finally:
             self._open.discard(task)
             self._ends[end] += 1
-            if end == "client_gone":
+            if is_probe and end in UNTOLD:  # of others it is not expected to say anything
                 self.circuit.gave_up(time.monotonic())
             if end != "ok" and exchange.lease is not None:
                 exchange.lease.cancel()
@@ -192,7 +195,6 @@ class Fallback:
             asked, sent = self._asked(exchange)
         except (ApiError, UnmappableError, msgspec.MsgspecError):
             # No fault of the other server's: it has not been asked.
-            self.circuit.gave_up(time.monotonic())
             exchange.fail(error)
             return "unmappable"
         try:
@@ -204,7 +206,6 @@ class Fallback:
         except OddFormError as odd:
             # It is there and answers: that others get nothing because of this would help nobody.
             LOG.warning("%s: the fallback's answer: %s", exchange.request_id, odd)
-            self.circuit.gave_up(time.monotonic())
             self._lose(exchange, error)
             return "inexpressible"
         except Exception as failure:

@@ -157,7 +157,7 @@ def rm(folder: Path, name: str, is_sure: bool) -> ExitCode:
         if not typer.confirm(f"Delete {what}?"):
             out.print("It stays.")
             return ExitCode.OK
-    removed(folder, kept.name)
+    removed(folder, name)
     out.print(f"Deleted {what}.", soft_wrap=True)
     return ExitCode.OK
 

@@ -60,7 +60,9 @@ def models_in(folder: Path) -> list[KeptModel]:
         with contextlib.suppress(OSError):
             kept = _kept(folder, name, names)
             found += [kept] if kept is not None else []
-    found += [_fetched(here) for here in hub.fetched(folder)]
+    for here in hub.fetched(folder):
+        with contextlib.suppress(OSError):
+            found.append(_fetched(here))
     return sorted(found, key=lambda kept: kept.name)[:MODELS_MAX]
 
 
@@ -119,10 +121,20 @@ def removed(folder: Path, name: str) -> KeptModel:
 
 
 def found(folder: Path, name: str) -> KeptModel:
-    """The model of that name. Raises ModelError if there is none."""
-    every = {kept.name: kept for kept in models_in(folder)}
-    kept = every.get(name) or every.get(name.removesuffix(SUFFIX))
-    if kept is None:
-        hint = nearest(name, every)
+    """The model of that name, or of that file, which a folder is with a slash behind it. Raises
+    ModelError if there is none, or more than one."""
+    every = models_in(folder)
+    named = [kept for kept in every if kept.name == name] or [
+        kept for kept in every if kept.path.parent == folder and _in_folder(kept) == name
+    ]
+    if not named:
+        hint = nearest(name, [kept.name for kept in every])
         raise ModelError(f"There is no model {name!r} in {folder}.{hint}")
-    return kept
+    if len(named) > 1:
+        which = " or ".join(_in_folder(kept) for kept in named)
+        raise ModelError(f"Several models in {folder} are called {name!r}: name {which}.")
+    return named[0]
+
+
+def _in_folder(kept: KeptModel) -> str:
+    return kept.path.name + ("/" if kept.path.is_dir() else "")

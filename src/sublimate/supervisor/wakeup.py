@@ -5,6 +5,7 @@ defines: Wakeup, has_terminal
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -44,11 +45,12 @@ class Wakeup:
 
 
 def has_terminal() -> bool:
-    """This process has a controlling terminal; one that was closed is none."""
+    """This process has a controlling terminal; one that was closed is none, and one that cannot be
+    opened for want of a descriptor may be any."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     return True
 
 
