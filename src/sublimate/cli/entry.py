@@ -27,12 +27,27 @@ def main() -> None:
             if _can_run():
                 begin_ahead(AHEAD, _record(arguments))
                 stamp("begun")
-            from .serve_command import main as run
+            _serve(arguments[1:])
         else:
             from .main import main as run
-        run()
+
+            run()
     finally:
         end_unused()  # wrong options, or Ctrl-C
+
+
+def _serve(arguments: Sequence[str]) -> None:
+    from .plain_flags import plain_flags
+
+    given = plain_flags(arguments)
+    if given is None:
+        from .serve_command import main as run
+
+        run()
+    else:
+        from .given import serve_with
+
+        serve_with(given)
 
 
 def _can_run() -> bool:

@@ -16,6 +16,8 @@ import typer
 
 from . import options as flags
 from .convert import convert
+from .given import end_with as _exit
+from .given import settings_of as _settings
 from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
@@ -24,8 +26,6 @@ from .output import run_guarded
 from .reload import reload_command
 from .rollout import rollout_app
 from .serve_command import SERVES, serve
-from .serve_command import end_with as _exit
-from .serve_command import settings_of as _settings
 from .show import show_command
 from .signed import sign_command, verify_command
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from ..config import FIELDS
+from .plain_flags import ALSO
 
 
-def _option(name: str, *extra: str) -> Any:
+def _option(name: str) -> Any:
     field = FIELDS[name]
-    names = [field.flag, *extra]
+    names = [field.flag, *ALSO.get(name, ())]
     if field.kind == "bool":
         names[0] = f"{field.flag}/--no-{field.flag[2:]}"
     default = ", ".join(field.default) if field.kind == "list" else str(field.default)
@@ -33,15 +34,15 @@ def _option(name: str, *extra: str) -> Any:
     )
 
 
-Model = Annotated[str | None, _option("model", "-m")]
-Models = Annotated[list[str] | None, _option("model", "-m")]
+Model = Annotated[str | None, _option("model")]
+Models = Annotated[list[str] | None, _option("model")]
 """The first is the main one."""
 Library = Annotated[str | None, _option("library")]
 IdleUnload = Annotated[float | None, _option("idle_unload")]
 ModelsMemory = Annotated[str | None, _option("models_memory")]
 Host = Annotated[str | None, _option("host")]
-Port = Annotated[int | None, _option("port", "-p")]
-Workers = Annotated[int | None, _option("workers", "-w")]
+Port = Annotated[int | None, _option("port")]
+Workers = Annotated[int | None, _option("workers")]
 WorkerCpus = Annotated[str | None, _option("worker_cpus")]
 Routing = Annotated[str | None, _option("routing")]
 LegacyLayer = Annotated[bool | None, _option("legacy_layer")]
@@ -60,7 +61,7 @@ RopeFactor = Annotated[float | None, _option("rope_factor")]
 Exact = Annotated[bool | None, _option("exact")]
 Quantize = Annotated[str | None, _option("quantize")]
 BatchInvariant = Annotated[bool | None, _option("batch_invariant")]
-Threads = Annotated[int | None, _option("threads", "-t")]
+Threads = Annotated[int | None, _option("threads")]
 Isa = Annotated[str | None, _option("isa")]
 Kv = Annotated[str | None, _option("kv")]
 KvMemory = Annotated[str | None, _option("kv_memory")]
@@ -70,9 +71,9 @@ Script = Annotated[str | None, _option("script")]
 ProfileFlag = Annotated[str | None, _option("profile")]
 ProfileContract = Annotated[str | None, _option("profile_contract")]
 ExecutionProfile = Annotated[str | None, _option("execution_profile")]
-ApiKeys = Annotated[list[str] | None, _option("api_keys", "--api-key")]
-CorsOrigins = Annotated[list[str] | None, _option("cors_origins", "--cors-origin")]
-AllowedHosts = Annotated[list[str] | None, _option("allowed_hosts", "--allowed-host")]
+ApiKeys = Annotated[list[str] | None, _option("api_keys")]
+CorsOrigins = Annotated[list[str] | None, _option("cors_origins")]
+AllowedHosts = Annotated[list[str] | None, _option("allowed_hosts")]
 Tls = Annotated[bool | None, _option("tls")]
 Http3 = Annotated[bool | None, _option("http3")]
 TlsPort = Annotated[int | None, _option("tls_port")]
@@ -89,7 +90,7 @@ OtlpEndpoint = Annotated[str | None, _option("otlp_endpoint")]
 BatchConcurrency = Annotated[int | None, _option("batch_concurrency")]
 ToolResultImages = Annotated[str | None, _option("tool_result_images")]
 ContextStopReason = Annotated[str | None, _option("context_stop_reason")]
-Aliases = Annotated[list[str] | None, _option("aliases", "--alias")]
+Aliases = Annotated[list[str] | None, _option("aliases")]
 MetricsCompat = Annotated[str | None, _option("metrics_compat")]
 Trace = Annotated[bool | None, _option("trace")]
 LogPrompts = Annotated[bool | None, _option("log_prompts")]

@@ -1,37 +1,19 @@
 """`sublimate serve`: its flags, which are the settings, as a command and as an app of its own. A
 start has no use for the other commands, with all that they import.
 
-defines: SERVES, settings_of, end_with, serve, main
+defines: SERVES, serve, main
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..config import Effective, load_settings
 from . import options as flags
-from .output import note, run_guarded
+from .given import serve_with
 
 SERVES = "Serve a model, or several, on http://127.0.0.1:8000 (Messages API)."
-
-
-def settings_of(config: Path | None, **given: Any) -> Effective:
-    """Settings of all sources; a list flag that was not given arrives empty."""
-    chosen = {name: value for name, value in given.items() if value not in (None, [], ())}
-    effective = load_settings(chosen, config=config)
-    for text in effective.notes:
-        note(text)
-    return effective
-
-
-def end_with(code: int) -> None:
-    """Of a command: its exit code."""
-    if code:
-        sys.exit(code)
 
 
 def serve(
@@ -103,25 +85,7 @@ def serve(
     json: Annotated[bool, typer.Option("--json", help="Same as --log-format json.")] = False,
     config: flags.ConfigFile = None,
 ) -> None:  # fmt: skip
-    _serve(dict(locals()))
-
-
-def _serve(given: dict[str, Any]) -> None:
-    config = given.pop("config")
-    if given.pop("json"):
-        given["log_format"] = "json"
-    model = given["model"] or [None]
-    given["model"], given["models"] = model[0], model[1:]
-
-    def settings() -> Effective:
-        return settings_of(config, **given)
-
-    def action() -> int:
-        from .serve import serve as run
-
-        return run(settings(), settings)
-
-    end_with(run_guarded(action))
+    serve_with(dict(locals()))
 
 
 def main() -> None:

@@ -1,13 +1,16 @@
 """All settings: one typed tree, and how it is filled.
 
 Reading order: section, then engine, edge and server (a section each: add a setting there), models,
-tree, sizes, folders, load. Imported from here; each name is defined in one of them.
+tree, fields, sizes, folders, load. Imported from here; each name is defined in one of them.
+Those of fields and load are loaded when they are asked for: edges and engines are told theirs.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .edge import EdgeSettings
 from .engine import EngineSettings
 from .folders import cache_folder, data_folder, default_config_path, keys_path
-from .load import Effective, load_settings
 from .models import ModelSettings
 from .section import (
     CONTEXT_TOKENS_MAX,
@@ -23,7 +26,15 @@ from .section import (
 )
 from .server import ServerSettings
 from .sizes import format_size, parse_size
-from .tree import FIELDS, Field, LogSettings, Settings
+from .tree import LogSettings, Settings
+
+if TYPE_CHECKING:
+    from .fields import FIELDS as FIELDS
+    from .fields import Field as Field
+    from .load import Effective as Effective
+    from .load import load_settings as load_settings
+
+_HOMES = {"FIELDS": "fields", "Field": "fields", "Effective": "load", "load_settings": "load"}
 
 __all__ = [
     "CONTEXT_TOKENS_MAX",
@@ -53,3 +64,9 @@ __all__ = [
     "load_settings",
     "parse_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

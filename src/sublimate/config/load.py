@@ -17,10 +17,11 @@ import msgspec
 
 from ..errors import ConfigError, nearest
 from .engine import EngineSettings
+from .fields import FIELDS, Field
 from .folders import default_config_path
 from .models import ModelSettings, with_models
 from .sizes import parse_size
-from .tree import ENVIRONMENT_PREFIX, FIELDS, SECTIONS, Field, Settings
+from .tree import ENVIRONMENT_PREFIX, SECTIONS, Settings
 
 MODELS = "models"
 """A list of tables in the file, and further models among the flags."""
