@@ -3,8 +3,14 @@
 //
 // defines: bind_kernel
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../bpf/kernel_map.h"
@@ -137,24 +143,40 @@ nb::tuple program_statistics(int program) {
     return nb::make_tuple(run_ns, runs);
 }
 
-// All of them on this machine that this process may see.
-nb::list kernel_objects(bool programs) {
-    nb::list objects;
+// Those on this machine whose names begin so and that are of one of the groups; without any, of
+// some group. Only these stay open: a machine may have more than a process has descriptors.
+nb::list kernel_objects(bool programs, const std::string& prefix,
+                        const std::vector<uint32_t>& groups) {
+    std::vector<std::pair<int, bpf_object_info>> found;
+    auto checked = [&](int64_t result) {
+        if (result < 0)
+            for (const auto& each : found) close(each.first);
+        told(result);
+    };
     uint32_t id = 0;
     for (;;) {
-        CHECK(nb::len(objects) <= id); // ids grow
+        CHECK(found.size() <= id); // ids grow
         int next = bpf_next_object(programs, &id);
-        if (next == -ENOENT) return objects;
-        told(next);
+        if (next == -ENOENT) break;
+        checked(next);
         int fd = bpf_open_object(programs, id);
         if (fd == -ENOENT) continue; // gone meanwhile
-        told(fd);
+        checked(fd);
         struct bpf_object_info info = {};
         int error = bpf_describe_object(programs, fd, &info);
-        if (error < 0) close(fd);
-        told(error);
-        objects.append(nb::make_tuple(fd, info.id, info.name, info.btf));
+        bool wanted = groups.empty()
+                          ? info.btf != 0
+                          : std::find(groups.begin(), groups.end(), info.btf) != groups.end();
+        if (error < 0 || !wanted || !std::string_view(info.name).starts_with(prefix))
+            close(fd);
+        else
+            found.emplace_back(fd, info);
+        checked(error);
     }
+    nb::list objects;
+    for (const auto& [fd, info] : found)
+        objects.append(nb::make_tuple(fd, info.id, info.name, info.btf));
+    return objects;
 }
 
 // Python packs these (kernel/keys.py, connections.py, steering.py).
@@ -223,7 +245,8 @@ void bind_kernel(nb::module_& m) {
         },
         "program"_a, "cgroup"_a, "egress"_a);
     m.def("program_statistics", &program_statistics, "program"_a);
-    m.def("kernel_objects", &kernel_objects, "programs"_a);
+    m.def("kernel_objects", &kernel_objects, "programs"_a, "prefix"_a = "",
+          "groups"_a = std::vector<uint32_t>());
     m.def("enable_statistics", [] { return told(bpf_enable_statistics()); });
 }
 

@@ -223,9 +223,12 @@ def program_statistics(program: int) -> tuple[int, int]:
     """(ns spent, runs) since it was loaded; zeros while nobody has the kernel count. Raises
     OSError."""
 
-def kernel_objects(programs: bool) -> list[tuple[int, int, str, int]]:
-    """All programs, or all maps, of the machine: (descriptor, which is the caller's to close, id,
-    name, id of the types that its skeleton shares). Raises OSError without CAP_SYS_ADMIN."""
+def kernel_objects(
+    programs: bool, prefix: str = "", groups: list[int] = ...
+) -> list[tuple[int, int, str, int]]:
+    """Programs, or maps, of the machine whose names begin so: (descriptor, which is the caller's to
+    close, id, name, id of the types that its skeleton shares). Only those with such types; groups:
+    with one of these. Raises OSError without CAP_SYS_ADMIN."""
 
 def enable_statistics() -> int:
     """A descriptor: while it is open the kernel counts what programs cost. Raises OSError."""

@@ -1,6 +1,7 @@
 """`sublimate kernel`: what is loaded in this machine's kernel, seen from outside."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,8 +105,8 @@ def test_it_is_shown_and_cleared(memory: Connections, monkeypatch: pytest.Monkey
 def test_clearing_empties_what_remembers(memory: Connections) -> None:
     """Of one alone: a server of somebody else's may be here."""
     group = mine(find(), memory).id
-    programs = [each for each in objects._objects(True) if each[3] == group]
-    maps = objects._objects(False)
+    programs = _core.kernel_objects(True, groups=[group])
+    maps = _core.kernel_objects(False, groups=[group])
     loaded = objects._loaded(group, programs, maps, clear=True)
     assert {one.name: one.entries for one in loaded.maps if one.entries is not None} == {
         "connections": 0, "digests": 0,
@@ -115,8 +116,33 @@ def test_clearing_empties_what_remembers(memory: Connections) -> None:
         os.close(fd)
 
 
+def test_a_machine_may_have_more_of_others_than_there_are_descriptors(
+    memory: Connections,
+) -> None:
+    more = [Connections.load(b"s" * 32, 1) for _ in range(4)]
+    group = mine(find(), memory).id
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top, held = max(map(int, os.listdir("/proc/self/fd"))), [os.dup(0)]
+    while held[-1] <= top:
+        held.append(os.dup(0))  # until none below is free
+    spare = held[-1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + len(memory.named), limits[1]))
+    try:
+        assert _core.kernel_objects(True, "of nobody") == []
+        maps = _core.kernel_objects(False, groups=[group])
+        with pytest.raises(OSError, match="Too many open files"):
+            _core.kernel_objects(False)
+        assert os.dup(0) == spare + 1 + len(maps), "and what it had opened is closed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for fd in (*held, *(each[0] for each in maps), spare + 1 + len(maps)):
+        os.close(fd)
+    for one in more:
+        one.close()
+
+
 def test_without_the_right_it_says_where_else_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(programs: bool) -> list[tuple[int, int, str, int]]:
+    def refused(programs: bool, prefix: str) -> list[tuple[int, int, str, int]]:
         raise PermissionError(1, "not permitted")
 
     monkeypatch.setattr(_core, "kernel_objects", refused)
@@ -129,7 +155,9 @@ def test_what_was_opened_is_closed_if_the_kernel_tells_no_more(
 ) -> None:
     read, write = os.pipe()
 
-    def told(programs: bool) -> list[tuple[int, int, str, int]]:
+    def told(
+        programs: bool, prefix: str = "", groups: list[int] | None = None
+    ) -> list[tuple[int, int, str, int]]:
         if programs:
             return [(read, 1, "sublimate_sent", 1)]
         raise OSError(24, "too many open files")
@@ -167,7 +195,7 @@ def test_of_the_processes_that_hold_it_the_first_is_the_server(
 
 
 def test_nothing_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "kernel_objects", lambda programs: [])
+    monkeypatch.setattr(_core, "kernel_objects", lambda *_, **__: [])
     assert find() == []
     shown = CliRunner().invoke(app, ["kernel"])
     assert shown.exit_code == 0 and "No server" in shown.output

@@ -85,11 +85,11 @@ class Loaded(msgspec.Struct, frozen=True):
 def find(clear: bool = False) -> list[Loaded]:
     """All of it; `clear` empties the maps that remember. Raises OSError."""
     with ExitStack() as opened:
-        programs = _objects(True)
+        programs = _core.kernel_objects(True, PREFIX)
         opened.callback(_close, programs)
-        maps = _objects(False)
-        opened.callback(_close, maps)
         groups = sorted({group for _, _, _, group in programs})
+        maps = _core.kernel_objects(False, groups=groups) if groups else []
+        opened.callback(_close, maps)
         return [_loaded(group, programs, maps, clear) for group in groups]
 
 
@@ -126,17 +126,6 @@ def _eldest(processes: set[int]) -> set[int]:
 
 _Object = tuple[int, int, str, int]
 """Descriptor, id, name, id of the group."""
-
-
-def _objects(programs: bool) -> list[_Object]:
-    """Only those that may be ours stay open."""
-    found: list[_Object] = []
-    for each in _core.kernel_objects(programs):
-        if each[3] and (not programs or each[2].startswith(PREFIX)):
-            found.append(each)
-        else:
-            os.close(each[0])
-    return found
 
 
 def _close(found: list[_Object]) -> None:
