@@ -203,6 +203,23 @@ def test_a_closed_connection_is_forgotten(load: Load) -> None:
     assert ask(memory, key(1), prompt(64)) == 0
 
 
+def test_an_answer_that_ends_after_its_connection_brings_nothing_back(load: Load) -> None:
+    """As where a client leaves in the middle of it."""
+    memory = load()
+    first, second = (memory.begin(key(1), OWNER, prompt(64)) for _ in range(2))
+    assert first is not None and second is not None
+    memory.end(first, 0)
+    memory.forget(key(1))
+    memory.end(second, 0)
+    assert memory._digests.read() == (b"", b"") and entries(memory) == 0
+    assert not memory._known and not memory._begun and not memory._left
+    refused = memory.begin(key(1), OWNER, prompt(64))
+    assert refused is not None
+    memory.end(refused, None)
+    assert entries(memory) == 0, "the engine never had it"
+    assert ask(memory, key(1), prompt(64)) == 0 and entries(memory) == 1, "another connection"
+
+
 # ---- whom it forgets -----------------------------------------------------------------------------
 def test_of_seventy_thousand_the_newest_stay(load: Load) -> None:
     memory = load(entries=ENTRIES)

@@ -1,12 +1,14 @@
 """A server whose connections the kernel remembers: what it says of a prompt that was there."""
 
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from harness import Served, body, serve, wait_until
+from harness import Served, body, http_post, serve, wait_until
 from http3_client import Client
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
@@ -85,6 +87,26 @@ def test_a_connection_of_quic_is_known_by_its_id(served: Served, pair: tuple[Pat
         assert memory.touches()["ingress"] > 0
     client.close()
     wait_until(lambda: memory.counters()["removes"] == 1, 20)
+
+
+def test_a_client_that_leaves_is_forgotten() -> None:
+    memory = Connections.load(b"s" * 32, 256)
+    if not memory.loaded:
+        pytest.skip(f"the memory of connections is not loaded here: {memory.reason}")
+    with serve(step_delay_us=3000) as running:
+        running.server.kernel = memory
+        with running.connect() as sock:
+            sock.sendall(http_post(body("count", stream=True, max_tokens=500)))
+            told = b""
+            while b"content_block_delta" not in told:
+                told += sock.recv(1 << 16)
+            # Not by a word that comes before the end, but by a reset.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wait_until(running.idle)
+        counters = memory.counters()
+        assert counters["lookups"] == 1 and counters["inserts"] == counters["removes"]
+        assert memory._digests.read() == (b"", b"")
+    memory.close()
 
 
 def test_a_connection_that_asks_for_no_answer_is_not_remembered(served: Served) -> None:

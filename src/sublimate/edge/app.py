@@ -396,8 +396,9 @@ class EdgeServer:
                 answer.exchange.lease.settle(answer.cached_tokens, answer.output_tokens)
             else:
                 answer.exchange.lease.cancel()
-        if answer.use is not None and answer.admitted_seconds:
-            self.kernel.end(answer.use, answer.cached_tokens)
+        if answer.use is not None:
+            began = bool(answer.admitted_seconds)
+            self.kernel.end(answer.use, answer.cached_tokens if began else None)
         if self.relief is not None:
             self.relief.ended(answer)
         self._note(answer.exchange, answer)

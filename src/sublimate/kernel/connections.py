@@ -85,6 +85,10 @@ class Connections:
         of them is remembered."""
         self._of_address: Counter[bytes] = Counter()
         """How many of these a client has."""
+        self._begun: Counter[bytes] = Counter()
+        """Uses of each connection that have not ended."""
+        self._left: set[bytes] = set()
+        """Connections that were closed before: nobody takes out what is written of them then."""
 
     @property
     def loaded(self) -> bool:
@@ -193,12 +197,18 @@ class Connections:
                 expected = (block + 1) * BLOCK_TOKENS
                 break
         kept = b"".join(digests[first - begin :])
+        self._begun[key] += 1
         return Use(key, expected, VALUE.pack(first, blocks - first, kept))
 
-    def end(self, use: Use, found: int) -> None:
+    def end(self, use: Use, found: int | None) -> None:
         """Its answer has ended: the prompt's last blocks are the connection's. found: tokens that
-        the engine took from its cache."""
-        if not self.loaded:
+        the engine took from its cache; None: it never began. Once for each use."""
+        has_left = use.key in self._left
+        self._begun[use.key] -= 1
+        if not self._begun[use.key]:
+            del self._begun[use.key]
+            self._left.discard(use.key)
+        if has_left or found is None or not self.loaded:
             return
         if use.expected:
             self._count(EXPECTED_TOKENS, use.expected)
@@ -212,6 +222,8 @@ class Connections:
     def forget(self, key: bytes) -> None:
         """The connection is closed: it will not come back."""
         self._asks_no_more(key)
+        if key in self._begun:
+            self._left.add(key)
         if not self.loaded or key not in self._known:
             return
         self._known.discard(key)
