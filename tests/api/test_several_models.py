@@ -226,6 +226,16 @@ def test_a_file_that_cannot_be_read_is_a_503(several: Several) -> None:
     assert several.ask("tiny").result(WAIT_SECONDS).status_code == 200
 
 
+def test_one_whose_file_cannot_be_read_is_wanted_no_more(several: Several) -> None:
+    """Its engine may load: then nobody uses it, and its memory is for others again."""
+    for _ in range(2):
+        (several.folder / "other.gguf").write_bytes(b"GGUF")
+        assert several.ask().result(WAIT_SECONDS).status_code == 503
+    count = len(several.said(channel.ModelWanted))
+    assert count > 0
+    several.taken(*["other"] * count)
+
+
 def test_nobody_waits_for_ever(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LOAD_SECONDS_MAX", 0.3)
     reply = several.ask().result(WAIT_SECONDS)

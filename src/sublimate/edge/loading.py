@@ -144,7 +144,9 @@ class Loading:
             )
         except (ModelError, OSError) as error:
             LOG.warning("the model %s cannot be read: %s", served.name, error)
-            self.failed(served, LOAD_FAILED, UNREADABLE)
+            # Wanted until the last who waits has left: the supervisor does not know of this.
+            served.failure = (LOAD_FAILED, UNREADABLE)
+            self._wake(served)
             return
         finally:
             del self._reading[served]
@@ -186,7 +188,7 @@ class Loading:
         self._wake(served)
 
     def failed(self, served: Served, reason: str, message: str) -> None:
-        """It will not come."""
+        """It will not come, and the supervisor waits for no word of it."""
         served.failure = (reason, message)
         self._wanted.discard(served)
         self._wake(served)
