@@ -1,7 +1,11 @@
 """Smaller parts of the edge: limits, histograms, identifiers, requests, log lines."""
 
+import importlib
+import importlib.metadata
 import io
 import logging
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import serve, wait_until
 from sublimate import _core
 from sublimate.api.messages.answers import usage
 from sublimate.config import EdgeSettings, LogSettings
+from sublimate.edge import later, limits
+from sublimate.edge.app import EdgeServer
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Request, new_identifier
 from sublimate.edge.generate import choose_profile
@@ -19,6 +26,7 @@ from sublimate.edge.limits import HttpLimits, limits_from_environment
 from sublimate.edge.observe import log
 from sublimate.edge.observe.answer_metrics import histogram_family
 from sublimate.edge.routes import Routes
+from sublimate.edge.version import package_version
 from sublimate.errors import ConfigError
 
 
@@ -39,11 +47,11 @@ def test_limits_come_from_the_environment() -> None:
 
 
 def test_limits_are_those_of_the_rules() -> None:
-    limits = HttpLimits()
-    assert limits.header_bytes_max == 16 * 1024 and limits.header_fields_max == 100
-    assert (limits.header_seconds, limits.body_seconds) == (10, 60)
-    assert limits.body_bytes_max == 32 << 20 and limits.unsent_bytes_max == 256 * 1024
-    assert limits.messages_max == 10_000 and limits.tools_max == 128
+    known = HttpLimits()
+    assert known.header_bytes_max == 16 * 1024 and known.header_fields_max == 100
+    assert (known.header_seconds, known.body_seconds) == (10, 60)
+    assert known.body_bytes_max == 32 << 20 and known.unsent_bytes_max == 256 * 1024
+    assert known.messages_max == 10_000 and known.tools_max == 128
     assert HttpLimits(connections_max=5).connection_cap() == 5
 
 
@@ -153,3 +161,54 @@ def test_a_path_with_braces_takes_one_part_of_any_kind() -> None:
     for table in ({"a": {"GET": handler}}, {"/a": {}}, {"/v1/v1/a": {"GET": handler}}):
         with pytest.raises(ValueError, match=r"path of this server|takes no method"):
             Routes(table)
+
+
+def test_what_few_need_is_loaded_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "IDLE_LOOK_SECONDS", 0.01)
+    with serve() as served:
+        done: list[str] = []
+        monkeypatch.setattr(later, "_load", lambda: done.append("libraries"))
+        text = served.server.models.main.text
+        monkeypatch.setattr(text, "warm_up", lambda: done.append("text"))
+        busy = True
+        monkeypatch.setattr(EdgeServer, "is_busy", property(lambda _: busy))
+        monkeypatch.setattr(limits, "IDLE_LOOKS_MAX", 1000)
+        served.call(lambda: served.server.part(later.Later))
+        time.sleep(0.1)
+        assert done == []
+        busy = False
+        wait_until(lambda: len(done) == 2)
+        assert set(done) == {"libraries", "text"}
+
+
+def test_a_server_that_is_always_busy_loads_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "IDLE_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "IDLE_LOOKS_MAX", 3)
+    monkeypatch.setattr(EdgeServer, "is_busy", property(lambda _: True))
+    done: list[str] = []
+    monkeypatch.setattr(later, "_load", lambda: done.append("libraries"))
+    with serve() as served:
+        served.call(lambda: served.server.part(later.Later))
+        wait_until(lambda: done == ["libraries"])
+
+
+def test_all_that_is_loaded_later_is_there() -> None:
+    for name in later.LATER:
+        assert importlib.import_module(name)
+
+
+def test_the_version_is_that_of_the_installed_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As importlib.metadata tells it, which no start loads."""
+    monkeypatch.setattr("sys.path", [str(tmp_path / "absent"), str(tmp_path)])
+    assert package_version() == "0.0.0+source"
+    for name, version in (("sublimate_other", "9"), ("sublimate", "1.2.3rc1+local")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    assert package_version() == importlib.metadata.version("sublimate") == "1.2.3rc1+local"

@@ -30,7 +30,6 @@ from .errors import ApiError, ErrorShape
 from .exchange import Exchange, Header
 from .http import Connection, HttpConnection
 from .idempotency import Outcomes, may_repeat
-from .later import load_later
 from .ledger import SharedLedgers
 from .limits import HttpLimits
 from .loading import OnDemand
@@ -130,12 +129,6 @@ class EdgeServer:
         self.metrics.parts.append(orphan_families)
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.metrics.answers = lambda: len(self._answers)
-
-    def warm_up(self) -> None:
-        """It serves, and what its start has left out is made while nobody waits for it."""
-        self.aside.submit(load_later)
-        if (text := self.models.main.text_if_read) is not None:
-            self.workers.submit(text.warm_up)
 
     # ---- connections (Application of http.py) --------------------------------------------------
     async def listen(self, sock: Any) -> None:
@@ -368,6 +361,11 @@ class EdgeServer:
         return cast(SomePart, part)
 
     # ---- answers -------------------------------------------------------------------------------
+    @property
+    def is_busy(self) -> bool:
+        """Somebody waits for an answer."""
+        return bool(self._answers or self._tasks)
+
     @property
     def answers_open(self) -> int:
         """Requests between submission and end."""

@@ -164,6 +164,9 @@ SIBLING_SECONDS = 2.0
 LEAVING_IDLE_SECONDS = 5.0
 """After another process has taken over: then connections on which nothing is asked are closed."""
 TICK_SECONDS = 1.0
+IDLE_LOOK_SECONDS, IDLE_LOOKS_MAX = 0.2, 25
+"""How often a server that has just started looks whether nobody waits for an answer, to load what
+few requests need (later.py); after so many looks it does so all the same."""
 OFFLOAD_BYTES_MIN = 16 * KIB
 """Bodies from here on are prepared on a worker thread, so that streams keep their pace.
 

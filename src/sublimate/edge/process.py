@@ -29,6 +29,7 @@ from ..kernel.steering import Steering
 from .app import EdgeServer
 from .exchange import name_process
 from .faults import EdgeFaults
+from .later import Later
 from .ledger import SharedLedgers
 from .limits import limits_from_environment
 from .loading import OnDemand
@@ -133,7 +134,7 @@ class EdgeProcess:
         if self._server.grpc_url:
             info["grpc"] = self._server.grpc_url
         self._tell(channel.EdgeReady(info=info, refuses=not is_whole))
-        self._server.warm_up()
+        self._server.part(Later)
         try:
             await self._ended.wait()
         finally:

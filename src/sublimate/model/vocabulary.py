@@ -161,9 +161,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> FileVocabulary:
     """Raises ModelError that names what is wrong."""
     tokens = list(_strings(metadata, "tokenizer.ggml.tokens"))
     types = list(_token_types(metadata, tokens))
-    for index, token in enumerate(tokens):
-        if not token:  # some files have several: places that no text takes
-            tokens[index], types[index] = f"{NO_TEXT}{index}", TokenType.UNUSED.value
+    if "" in tokens:  # some files have several: places that no text takes
+        for index, token in enumerate(tokens):
+            if not token:
+                tokens[index], types[index] = f"{NO_TEXT}{index}", TokenType.UNUSED.value
     if len(set(tokens)) != len(tokens):
         raise ModelError("The model file is damaged: its vocabulary names a token twice.")
     return FileVocabulary(metadata=metadata, tokens=tokens, types=types)
@@ -174,7 +175,7 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(values, list) or not values:
         raise ModelError(f"The model file is damaged: it has no list {key}.")
     listed = cast(list[Any], values)
-    if len(listed) > LISTED_MAX or not all(isinstance(value, str) for value in listed):
+    if len(listed) > LISTED_MAX or set(map(type, listed)) != {str}:
         raise ModelError(f"The model file is damaged: {key} is not a list of texts.")
     return cast(list[str], listed)
 
