@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 
 from ..config import keys_path, load_settings
 from ..errors import ExitCode
@@ -105,6 +104,8 @@ def list_keys(
         told = [
             name for name in KeyRow.__struct_fields__ if any(getattr(row, name) for row in rows)
         ]
+        from rich.table import Table
+
         table = Table(box=None)  # with the limits that some key has: all of them fit few terminals
         for title in told:
             table.add_column(title.replace("_", " "), overflow="fold")

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
 from ..config import load_settings
 from . import options as flags
@@ -95,6 +94,8 @@ def quic(
         if json:
             print_plain(msgspec.json.encode(found).decode())
         else:
+            from rich.table import Table
+
             table = Table.grid(padding=(0, 2))
             for field, value in msgspec.structs.asdict(found).items():
                 shown = f"{value:.1f}" if isinstance(value, float) else str(value)
@@ -117,6 +118,8 @@ def metrics(json: flags.Json = False) -> None:
             body = {"migrations": MIGRATIONS, "new": NEW_HERE}
             print_plain(msgspec.json.encode(body).decode())
             return 0
+        from rich.table import Table
+
         table = Table(title="Old names to new", title_justify="left")
         for name in ("from", "old", "new", "note"):
             table.add_column(name, overflow="fold")
@@ -159,6 +162,8 @@ def rehearse(
         if json:
             print_plain(msgspec.json.encode(found).decode())
         else:
+            from rich.table import Table
+
             table = Table(title=f"Rehearsal of {found.wheel}", title_justify="left")
             table.add_column("step")
             table.add_column("seconds", justify="right")
