@@ -67,7 +67,7 @@ Status read_gguf(const Gguf& file, const ModelConfig& config, Pairs* pairs) {
     if (type != "lora")
         return Status::error("adapters of the type '" + std::string(type) +
                              "' are not supported; lora is");
-    if (architecture != config.architecture->name)
+    if (find_architecture(architecture) != config.architecture)
         return Status::error("the adapter is for '" + std::string(architecture) +
                              "', the model is '" + config.architecture->name + "'");
     if (file.find("adapter.alora.invocation_tokens") != nullptr)

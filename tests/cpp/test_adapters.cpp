@@ -268,6 +268,13 @@ TensorSpec tensor(const std::string& name, std::vector<uint64_t> dimensions) {
 
 } // namespace
 
+// The file of a model that also sees, and its adapters, have a name of their own for it.
+TEST(an_adapter_is_of_an_architecture_whatever_that_is_called) {
+    TinyLlama seeing;
+    seeing.architecture = "qwen2vl";
+    EXPECT_EQ(load_with(seeing, {TinyAdapter{}})->adapters.count(), 1);
+}
+
 TEST(a_gguf_file_that_is_wrong_is_refused_with_the_tensor) {
     auto extra = [](TensorSpec spec) {
         return broken([&](TinyAdapter& a) {

@@ -1,9 +1,12 @@
 """The probe's report: what it finds, and that each problem comes with advice."""
 
+import errno
+import os
 import socket
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from sublimate import _core
 from sublimate.config import EngineSettings, ServerSettings, Settings
@@ -97,6 +100,24 @@ def test_a_taken_port_is_a_problem(tmp_path: Path) -> None:
         busy = Settings(server=ServerSettings(port=port, cache_dir=str(tmp_path)))
         one = finding(examine(busy), "port")
     assert one.verdict == "problem" and str(port) in one.text and "--port" in one.advice
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "no such host", "192.0.2.1"])
+def test_a_host_that_is_none_of_ours_is_a_problem(tmp_path: Path, host: str) -> None:
+    settings = Settings(server=ServerSettings(host=host, port=1, cache_dir=str(tmp_path)))
+    one = finding(examine(settings), "port")
+    assert one.verdict == "problem" and host in one.text and "--host" in one.advice
+
+
+def test_a_kernel_without_that_family_of_addresses_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", refuses)
+    settings = Settings(server=ServerSettings(host="::", port=1, cache_dir=str(tmp_path)))
+    assert "not supported" in finding(examine(settings), "port").text
 
 
 def test_a_file_that_is_no_model_is_a_problem(tmp_path: Path) -> None:

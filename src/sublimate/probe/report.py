@@ -344,18 +344,19 @@ def _model(settings: Settings) -> Finding:
 def _port(host: str, port: int) -> Finding:
     if port == 0:
         return Finding(topic="port", verdict="good", text="A free port will be taken.")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            return Finding(
-                topic="port",
-                verdict="problem",
-                text=f"Cannot listen on {host}:{port}: {reason}.",
-                advice="Stop what listens there, or choose another with --port.",
-            )
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", "") or "it is no address"
+        return Finding(
+            topic="port",
+            verdict="problem",
+            text=f"Cannot listen on {host}:{port}: {reason}.",
+            advice="Stop what listens there, or choose another with --port, or an address of this "
+            "machine with --host.",
+        )
     return Finding(topic="port", verdict="good", text=f"{host}:{port} is free.")
 
 
