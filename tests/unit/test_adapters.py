@@ -219,6 +219,9 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "it.safetensors").write_bytes(b"x")
     with pytest.raises(ModelError, match="is no folder as PEFT saves it"):
         read_adapter("sql", tmp_path / "it.safetensors")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / os.fsdecode(b"\xff.gguf"))
+    with pytest.raises(ModelError, match=r"The adapter sql: the name of .* is not UTF-8"):
+        read_adapter("sql", tmp_path / "link.gguf")
     (tmp_path / "it.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="The adapter sql: "):
         read_adapter("sql", tmp_path / "it.gguf")

@@ -1,5 +1,6 @@
 """Settings: order of the sources, what a wrong one says, sizes."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,8 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
         ("SUBLIMATE_QUEUE_MAX", "0", "queue_max"),
         ("SUBLIMATE_THREADS", "65", "threads"),
         ("SUBLIMATE_WATCHDOG_SECONDS", "-1", "watchdog_seconds"),
+        ("SUBLIMATE_DATA_DIR", os.fsdecode(b"/x\xff"), "it is not UTF-8"),
+        ("SUBLIMATE_ALIASES", os.fsdecode(b"a=b,x\xff=default"), "it is not UTF-8"),
     ],
 )
 def test_a_wrong_value_names_field_and_source(variable: str, value: str, said: str) -> None:

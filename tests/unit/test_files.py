@@ -232,6 +232,12 @@ def test_own_files_are_checked(tmp_path: Path) -> None:
     own = tmp_path / "own.gguf"
     own.write_bytes(b"x")
     assert files.fetch(str(own), tmp_path).path == own
+    elsewhere = tmp_path / os.fsdecode(b"elsewhere\xff")
+    elsewhere.mkdir()
+    (elsewhere / "own.gguf").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(elsewhere)
+    with pytest.raises(ModelError, match=r"elsewhere\\udcff/own\.gguf' is not UTF-8"):
+        files.fetch(str(tmp_path / "link" / "own.gguf"), tmp_path)
 
 
 def test_a_cache_folder_that_cannot_be_made_is_a_message(known: KnownModel, tmp_path: Path) -> None:

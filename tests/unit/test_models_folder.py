@@ -1,5 +1,6 @@
 """The models of a folder: what is one, and what is deleted."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_a_folders_models_are_its_files_and_folders(folder: Path) -> None:
     assert sizes == {"small": 10, "large": 6, "whole": 7}
     assert found(folder, "large").path.name == "large-00001-of-00003.gguf"
     assert models_in(folder / "nowhere") == []
+
+
+def test_what_cannot_be_said_is_passed_over(folder: Path) -> None:
+    name = os.fsdecode(b"x\xff")
+    (folder / f"{name}.gguf").write_bytes(b"x")
+    (folder / "whole").rename(folder / name)
+    assert [kept.name for kept in models_in(folder)] == ["large", "small"]
 
 
 def test_a_model_goes_with_all_that_is_its(folder: Path) -> None:

@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..model.adapters import check_adapters
 from ..model.files import ModelFile, Progress, fetch
 from ..model.models_folder import CACHE, models_in
+from ..model.parts import is_utf8
 from ..supervisor.launch import Launch, ModelLaunch, stamp_of
 
 
@@ -97,5 +98,6 @@ def _library(settings: Settings) -> list[ModelFile]:
     files: list[ModelFile] = []
     for kept in models_in(folder):
         path = kept.path.parent.resolve() / kept.path.name
-        files.append(ModelFile(name=kept.name, path=path, size_bytes=kept.size_bytes))
+        if is_utf8(path):
+            files.append(ModelFile(name=kept.name, path=path, size_bytes=kept.size_bytes))
     return files

@@ -75,9 +75,22 @@ def _coerce_text(field: Field, text: str) -> Any:
     return text
 
 
+def _is_utf8(value: Any) -> bool:
+    """Of a text or a list of them."""
+    try:
+        for text in cast(list[Any], value) if isinstance(value, list) else [value]:
+            str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _checked(field: Field, value: Any, origin: str) -> Any:
     """The value as the field's type, or ConfigError that names field, source and what is valid."""
     place = f"{field.name} = {_shown(field, value)} ({origin})"
+    if field.name != "model" and not _is_utf8(value):
+        # It is told to other processes in JSON. Of a model's name model/files.py says so.
+        raise ConfigError(f"{place}: it is not UTF-8.")
     if isinstance(value, str) and field.kind != "str":
         try:
             value = _coerce_text(field, value)

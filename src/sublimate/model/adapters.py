@@ -25,6 +25,7 @@ from .. import _core
 from ..errors import ConfigError, ModelError
 from .folder.documents import read_document, size_of
 from .folder.safetensors import Stored, read_header
+from .parts import is_utf8
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
@@ -140,6 +141,8 @@ def check_adapters(texts: Iterable[str]) -> tuple[str, ...]:
 def read_adapter(name: str, path: Path) -> AdapterFile:
     """A folder as PEFT saves it, or a GGUF file, whose tensors the core looks at. Raises
     ModelError."""
+    if not is_utf8(path.resolve()):
+        raise ModelError(f"The adapter {name}: the name of {str(path)!a} is not UTF-8.")
     try:
         is_folder = path.is_dir()
         if not is_folder and not path.is_file():

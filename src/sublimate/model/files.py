@@ -28,7 +28,7 @@ import msgspec
 
 from ..errors import ModelError
 from . import hub
-from .parts import files_in, first_part
+from .parts import files_in, first_part, is_utf8
 from .registry import KNOWN, HubRepository, KnownModel, LocalPath, Piece, parse_name
 from .source import name_of, weight_bytes
 
@@ -170,10 +170,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 # ---- files -------------------------------------------------------------------------------------
 def _own_file(path: Path, name: str = "") -> ModelFile:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ModelError(f"The name of the model file {str(path)!a} is not UTF-8.") from None
+    _check_utf8(path)
     path = first_part(path)
     try:
         is_file, _ = path.is_file(), path.stat()
@@ -183,11 +180,12 @@ def _own_file(path: Path, name: str = "") -> ModelFile:
         raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from None
     except ValueError:
         raise ModelError(f"{str(path)!r} is no name of a file.") from None
+    _check_utf8(absolute)
     if path.is_dir():
         from .folder.form import check_form
 
         check_form(path)
-        found = path.resolve()
+        _check_utf8(found := path.resolve())
         return ModelFile(name=name or name_of(path), path=found, size_bytes=weight_bytes(str(path)))
     if not is_file:
         raise ModelError(f"The model {path} is not a file.")
@@ -196,6 +194,11 @@ def _own_file(path: Path, name: str = "") -> ModelFile:
             raise ModelError(f"The model file {part} cannot be read: permission denied.")
     size = weight_bytes(str(path))
     return ModelFile(name=name or name_of(path), path=absolute, size_bytes=size)
+
+
+def _check_utf8(path: Path) -> None:
+    if not is_utf8(path):
+        raise ModelError(f"The name of the model file {str(path)!a} is not UTF-8.")
 
 
 def _note_path(path: Path) -> Path:

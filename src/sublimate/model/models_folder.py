@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import ModelError, nearest
 from . import hub
-from .parts import PART, files_in, stem_of
+from .parts import PART, files_in, is_utf8, stem_of
 from .registry import PACKED_SUFFIX, SUFFIX
 from .source import weight_bytes
 
@@ -55,7 +55,7 @@ def models_in(folder: Path) -> list[KeptModel]:
         raise ModelError(f"The folder {folder} cannot be read: {error.strerror}.") from None
     found: list[KeptModel] = []
     for name in names:
-        if name.startswith("."):
+        if name.startswith(".") or not is_utf8(name):
             continue
         with contextlib.suppress(OSError):
             kept = _kept(folder, name, names)

@@ -2,7 +2,7 @@
 
 By names alone: what a part says of itself the core reads (core/model/gguf_parts.cpp).
 
-defines: files_in, first_part, stem_of
+defines: files_in, first_part, stem_of, is_utf8
 """
 
 from __future__ import annotations
@@ -41,3 +41,12 @@ def stem_of(path: Path) -> str:
     """What a model is called for its file."""
     match = PART.fullmatch(path.name)
     return match[1] if match else path.stem
+
+
+def is_utf8(path: Path | str) -> bool:
+    """It can be said to another process, and in JSON."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
