@@ -17,6 +17,7 @@ constinit const Ops AVX2_OPS = {
     .isa = Isa::avx2,
     .rms_norm = rms_norm,
     .quantise = quantise,
+    .add_halves = add_halves,
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,

@@ -18,6 +18,7 @@ namespace {
 struct Dot {
     static constexpr int32_t ROWS = 4; // of a block with decoded panels
     static constexpr int32_t PANELS = 1;
+    static constexpr bool MULTIPLIES_BYTES = false;
     static constexpr int32_t ROWS_DIRECT = 4; // up to here a panel is decoded in registers
     static constexpr int32_t HALVES = 2;      // registers of 16 outputs x 4 columns
 
@@ -145,13 +146,13 @@ struct Dot {
         }
     }
 
-    // weights: the group of the panel; x: the rows' first group; g: which group of theirs.
+    // weights: the group of the panel; x: the rows' first group; g: which group of theirs. On top
+    // of what is in `sums`.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
                            const int8_t* const (&x)[ROWS_NOW], int32_t g,
                            LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
         static_assert(PANELS_NOW == 1);
-        for (auto& row : sums) row[0] = splat_bits(0);
         __m256i acc[ROWS_NOW][HALVES];
         clear(acc);
         const int32_t first = g * GROUP_COLUMNS;

@@ -16,7 +16,8 @@ namespace {
 struct Dot {
     static constexpr int32_t ROWS = 6; // of a block: 24 of 32 registers are sums
     static constexpr int32_t PANELS = 2;
-    static constexpr int32_t ROWS_DIRECT = 12; // up to here a block decodes panels in registers
+    static constexpr bool MULTIPLIES_BYTES = true; // all of 0 to 255, no slower than nibbles
+    static constexpr int32_t ROWS_DIRECT = 12;     // up to here a block decodes panels in registers
 
     struct Nibbles {
         static constexpr int64_t BYTES = 256;
@@ -82,7 +83,7 @@ struct Dot {
         }
     }
 
-    // Weights of four columns, a byte each and below 128, times the activations at `at`, on top.
+    // Weights of four columns, a byte each, times the activations at `at`, on top.
     template <int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void add_four(const LanesBits (&weights)[PANELS_NOW],
                                 const int8_t* const (&x)[ROWS_NOW], int32_t at,
@@ -97,14 +98,17 @@ struct Dot {
         }
     }
 
-    // weights: the group of each panel; x: the rows' first group; g: which group of theirs.
+    // weights: the group of each panel; x: the rows' first group; g: which group of theirs. On top
+    // of what is in `sums`.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
                            const int8_t* const (&x)[ROWS_NOW], int32_t g,
                            LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
         __m512i acc[ROWS_NOW][PANELS_NOW];
-        for (auto& row : acc) {
-            for (__m512i& lane : row) lane = _mm512_setzero_si512();
+        for (int32_t r = 0; r < ROWS_NOW; ++r) {
+            for (int32_t p = 0; p < PANELS_NOW; ++p) {
+                acc[r][p] = reinterpret_cast<__m512i>(sums[r][p].part[0]);
+            }
         }
         const int32_t first = g * GROUP_COLUMNS;
         __m512i low[PANELS_NOW];

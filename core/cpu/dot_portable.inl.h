@@ -19,6 +19,7 @@ using Words = int16_t __attribute__((vector_size(16)));
 struct Dot {
     static constexpr int32_t ROWS = 2; // of a block with decoded panels
     static constexpr int32_t PANELS = 1;
+    static constexpr bool MULTIPLIES_BYTES = false;
     static constexpr int32_t ROWS_DIRECT = 1;
     static constexpr int32_t CHUNKS = 8; // of four columns
     static constexpr uint32_t EVEN_BYTES = 0x00ff00ffu;
@@ -138,13 +139,13 @@ struct Dot {
         }
     }
 
-    // weights: the group of the panel; x: the rows' first group; g: which group of theirs.
+    // weights: the group of the panel; x: the rows' first group; g: which group of theirs. On top
+    // of what is in `sums`.
     template <class GroupKind, int32_t ROWS_NOW, int32_t PANELS_NOW>
     INLINE static void run(const std::byte* const (&weights)[PANELS_NOW],
                            const int8_t* const (&x)[ROWS_NOW], int32_t g,
                            LanesBits (&sums)[ROWS_NOW][PANELS_NOW]) {
         static_assert(PANELS_NOW == 1);
-        for (auto& row : sums) row[0] = splat_bits(0);
         alignas(64) std::byte planes[GroupKind::PLANES * PLANE_BYTES];
         const std::byte* decoded = weights[0];
         if constexpr (GroupKind::BYTES < PLANE_BYTES) {

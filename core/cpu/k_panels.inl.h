@@ -1,7 +1,7 @@
 // Reading the panels of the K kinds: weights of a chunk as bytes, scales of a group as floats (see
 // WeightKind in ops.h for the layout).
 //
-// defines: K2, K4, Kn4, K5, K6, nibbles_of, chunk_of, byte_chunk, SuperSource
+// defines: K2, K3, K4, Kn4, K5, K6, Products, nibbles_of, chunk_of, byte_chunk, SuperSource
 #pragma once
 
 #include "lanes.inl.h"
@@ -15,41 +15,76 @@ namespace {
 constexpr int32_t CHUNKS = 8;               // of four columns in a group
 constexpr int32_t HALF_CHUNKS = CHUNKS / 2; // those in low nibbles
 constexpr int64_t CHUNK_BYTES = 64;         // of 16 outputs x 4 columns
+constexpr uint32_t ONE_OF_EACH_BYTE = 0x01010101u;
 
 struct K2 {
     using Table = void;
     static constexpr SuperLayout LAYOUT = K2_LAYOUT;
     static constexpr int32_t BITS = 2;   // of a weight
     static constexpr int32_t HALVES = 2; // scales of a group
-    static constexpr int32_t OFFSET = 0; // of a weight; 0: it has a minimum beside each scale
+    static constexpr int32_t MINIMA = 2; // of a group
+    static constexpr int32_t OFFSET = 0; // of a weight; 0: there are minima
+    static constexpr bool IS_SMALL = true;
+    static constexpr int32_t PRODUCT_OFFSET = 0; // up to 15 * 3
+};
+struct K3 {
+    using Table = void;
+    static constexpr SuperLayout LAYOUT = K3_LAYOUT;
+    static constexpr int32_t BITS = 3;
+    static constexpr int32_t HALVES = 2;
+    static constexpr int32_t MINIMA = 0;
+    static constexpr int32_t OFFSET = K3_OFFSET;
+    static constexpr bool IS_SMALL = true;
+    static constexpr int32_t PRODUCT_OFFSET = 127; // of -32 .. 31 times -4 .. 3, up to 128
 };
 struct K4 {
     using Table = void;
     static constexpr SuperLayout LAYOUT = K4_LAYOUT;
     static constexpr int32_t BITS = 4;
     static constexpr int32_t HALVES = 1;
+    static constexpr int32_t MINIMA = 1;
     static constexpr int32_t OFFSET = 0;
+    static constexpr bool IS_SMALL = false;
 };
 struct Kn4 {
     using Table = NonLinear;
     static constexpr SuperLayout LAYOUT = KN4_LAYOUT;
     static constexpr int32_t BITS = 4;
     static constexpr int32_t HALVES = 1;
+    static constexpr int32_t MINIMA = 0;
     static constexpr int32_t OFFSET = TABLE_OFFSET;
+    static constexpr bool IS_SMALL = false;
 };
 struct K5 {
     using Table = void;
     static constexpr SuperLayout LAYOUT = K5_LAYOUT;
     static constexpr int32_t BITS = 5;
     static constexpr int32_t HALVES = 1;
+    static constexpr int32_t MINIMA = 1;
     static constexpr int32_t OFFSET = 0;
+    static constexpr bool IS_SMALL = false;
 };
 struct K6 {
     using Table = void;
     static constexpr SuperLayout LAYOUT = K6_LAYOUT;
     static constexpr int32_t BITS = 6;
     static constexpr int32_t HALVES = 2;
+    static constexpr int32_t MINIMA = 0;
     static constexpr int32_t OFFSET = K6_OFFSET;
+    static constexpr bool IS_SMALL = false;
+};
+
+// Scale times weight in a byte, where both are that small: a group of one scale, d, and the same
+// sum.
+template <class Kind>
+struct Products {
+    using Table = void;
+    static constexpr SuperLayout LAYOUT = Kind::LAYOUT;
+    static constexpr int32_t BITS = 8;
+    static constexpr int32_t HALVES = 1;
+    static constexpr int32_t MINIMA = Kind::MINIMA;
+    static constexpr int32_t OFFSET = Kind::PRODUCT_OFFSET;
+    static constexpr bool IS_SMALL = false;
 };
 
 INLINE LanesBits shifted(LanesBits a, int32_t left) {
@@ -68,6 +103,11 @@ INLINE LanesBits chunk_of(const std::byte* group, int32_t c) {
     if constexpr (Kind::BITS == 2) {
         const LanesBits four = load_bits(group + c / HALF_CHUNKS * CHUNK_BYTES);
         return shift_right(four, 2 * (c % HALF_CHUNKS)) & splat_bits(0x03030303u);
+    } else if constexpr (Kind::BITS == 3) {
+        const LanesBits four = load_bits(group + c / HALF_CHUNKS * CHUNK_BYTES);
+        const LanesBits above = shifted(load_bits(group + 2 * CHUNK_BYTES), 2 - c);
+        return (shift_right(four, 2 * (c % HALF_CHUNKS)) & splat_bits(0x03030303u)) |
+               (above & splat_bits(0x04040404u));
     } else if constexpr (Kind::BITS == 5) {
         const LanesBits above = shifted(load_bits(planes), 4 - c) & splat_bits(0x10101010u);
         return nibbles_of(group, c) | above;
@@ -88,6 +128,17 @@ INLINE LanesBits byte_chunk(WeightKind kind, const std::byte* group, int32_t c) 
     if (kind == WeightKind::n4) return lookup(nibbles, NonLinear::BYTES.whole);
     if (kind == WeightKind::m4) return lookup(nibbles, TwiceFp4::BYTES.whole);
     return nibbles;
+}
+
+INLINE LanesBits multiply_bits(LanesBits a, LanesBits b) {
+    LanesBits product;
+    for (int32_t i = 0; i < PARTS; ++i) product.part[i] = a.part[i] * b.part[i];
+    return product;
+}
+// Whole numbers below 2^22 in magnitude.
+INLINE LanesBits small_integers(Lanes x) {
+    const LanesBits magic = bits_of(splat(EXP_ROUND_MAGIC));
+    return bits_of(x + splat(EXP_ROUND_MAGIC)) + multiply_bits(magic, splat_bits(~0u));
 }
 
 // A super-group as it lies in the panel.
@@ -128,6 +179,15 @@ struct SuperSource {
     INLINE Lanes half_scale(int32_t g, int32_t half) const {
         if (Kind::BITS == 2) return small_nibble(g, half, 0);
         return load_int8(super + Kind::LAYOUT.scales + (2 * g + half) * PANEL_ROWS);
+    }
+    // Scale times weight, and the offset. A byte of the outcome is from 0 to 255, so that what a
+    // negative product borrows from the byte above is given back, modulo 2^32.
+    INLINE LanesBits product(int32_t g, int32_t c) const {
+        const Lanes small = half_scale(g, c / HALF_CHUNKS);
+        const Lanes base = splat(static_cast<float>(Kind::PRODUCT_OFFSET)) -
+                           splat(static_cast<float>(Kind::OFFSET)) * small;
+        const LanesBits four = multiply_bits(splat_bits(ONE_OF_EACH_BYTE), small_integers(base));
+        return multiply_bits(chunk(g, c), small_integers(small)) + four;
     }
 };
 

@@ -2,8 +2,8 @@
 // set's object includes this after its own lanes header. ref.cpp is the twin of every function
 // here.
 //
-// defines: rms_norm, quantise, to_bf16, rope, kv_append, swiglu, geglu, add, argmax, max_value,
-// sum_exp, all_finite,
+// defines: rms_norm, quantise, add_halves, to_bf16, rope, kv_append, swiglu, geglu, add, argmax,
+// max_value, sum_exp, all_finite,
 //          gumbel_argmax
 #pragma once
 
@@ -80,6 +80,19 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
         scales[group] = scale < SMALLEST_NORMAL ? 0.0f : scale;
         sums[group] = sum_lanes_signed(sum);
     }
+}
+
+void add_halves(const int8_t* values, int32_t columns, int32_t* half_sums) {
+    KERNEL_CHECK(columns % GROUP_COLUMNS == 0, "whole groups of 32");
+    constexpr int32_t AT_ONCE = 64;
+    int32_t i = 0;
+    for (; i + AT_ONCE <= columns; i += AT_ONCE) store_sums_of_16(half_sums + i / 16, values + i);
+    if (i == columns) return;
+    int8_t last[AT_ONCE] = {}; // half of it is there
+    int32_t sums[AT_ONCE / 16];
+    __builtin_memcpy(last, values + i, GROUP_COLUMNS);
+    store_sums_of_16(sums, last);
+    __builtin_memcpy(half_sums + i / 16, sums, 2 * sizeof(int32_t));
 }
 
 // Left to the compiler: the numbers are few and the words have no lanes type.

@@ -54,6 +54,9 @@ void matmul(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
     case WeightKind::k2:
         matmul_k<K2>(call, row_begin, row_end, panel_begin, panel_end);
         break;
+    case WeightKind::k3:
+        matmul_k<K3>(call, row_begin, row_end, panel_begin, panel_end);
+        break;
     case WeightKind::kn4:
         matmul_k<Kn4>(call, row_begin, row_end, panel_begin, panel_end);
         break;

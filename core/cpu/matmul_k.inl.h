@@ -8,10 +8,12 @@
 //   k6       a group is two halves of 16 columns, each with its own s:
 //            acc = fma(float(s0 * sum0 + s1 * sum1), d * scale_x, acc), sums of (u - 32) * x; 16 *
 //            32 * 127 * 128 * 2 < 2^24, so that fp32 holds products and sums of these integers
+//   k3       as k6, with u - 4
 //   k2       as k6 with sums of u * x, then for each half
 //            acc = fma(-(dmin * m), scale_x * float(sum of its x), acc)
 //
-// Few rows read a panel straight from memory, many decode a chunk of it first, as there.
+// Few rows read a panel straight from memory, many decode a chunk of it first, as there; of k2 and
+// k3 to bytes that are scale times weight, which have the same sums without a scale for each half.
 //
 // defines: matmul_k
 #pragma once
@@ -24,13 +26,24 @@
 namespace sublimate::cpu {
 namespace {
 
-constexpr int32_t K_CHUNK_SUPERS = 3; // 34 KB of two decoded panels
-constexpr int32_t K_CHUNK_GROUPS = K_CHUNK_SUPERS * SUPER_GROUPS;
+constexpr int32_t K_CHUNK_SUPERS_MAX = 3;
+constexpr int32_t K_CHUNK_GROUPS_MAX = K_CHUNK_SUPERS_MAX * SUPER_GROUPS;
+// Of a chunk: two decoded panels are 31 KB, or 23 KB where halves have scales of their own.
+template <class Kind>
+constexpr int32_t K_CHUNK_SUPERS = Kind::HALVES == 2 ? 2 : K_CHUNK_SUPERS_MAX;
+template <class Kind>
+constexpr int32_t K_CHUNK_GROUPS = K_CHUNK_SUPERS<Kind> * SUPER_GROUPS;
 constexpr int32_t K_SUPERS_AHEAD = 2; // fetched ahead of a direct read, in each panel
 
 // Rows of a block: a half's sums and what the other half gave need registers of their own.
 template <class Kind>
 constexpr int32_t K_ROWS = Kind::HALVES == 2 && Dot::ROWS > 4 ? 4 : Dot::ROWS;
+
+// What many rows are multiplied with.
+template <class Kind>
+using Decoded = std::conditional_t<Kind::IS_SMALL && Dot::MULTIPLIES_BYTES, Products<Kind>, Kind>;
+template <class Kind>
+constexpr bool AS_PRODUCTS = !std::is_same_v<Decoded<Kind>, Kind>;
 
 // ---- decoded ----------------------------------------------------------------------------------
 
@@ -48,12 +61,13 @@ struct DecodedSupers {
     using Whole = typename Dot::template DecodedOf<GroupOf<Kind>>;
     static constexpr int64_t BYTES =
         WHOLE_GROUPS<Kind> ? Whole::BYTES : int64_t{CHUNKS} * CHUNK_BYTES;
-    static constexpr int32_t HALF_SCALES = Kind::HALVES == 2 ? 2 * K_CHUNK_GROUPS * PANEL_ROWS : 1;
+    static constexpr int32_t HALF_SCALES =
+        Kind::HALVES == 2 ? 2 * K_CHUNK_GROUPS<Kind> * PANEL_ROWS : 1;
     static constexpr int32_t MINIMA =
-        Kind::OFFSET == 0 ? Kind::HALVES * K_CHUNK_GROUPS * PANEL_ROWS : 1;
+        Kind::MINIMA > 0 ? Kind::MINIMA * K_CHUNK_GROUPS<Kind> * PANEL_ROWS : 1;
 
-    alignas(64) std::byte groups[K_CHUNK_GROUPS * BYTES];
-    alignas(64) float scales[K_CHUNK_GROUPS * PANEL_ROWS];
+    alignas(64) std::byte groups[K_CHUNK_GROUPS<Kind> * BYTES];
+    alignas(64) float scales[K_CHUNK_GROUPS<Kind> * PANEL_ROWS];
     alignas(64) float half_scales[HALF_SCALES];
     alignas(64) float minima[MINIMA]; // of groups, or of halves
 };
@@ -85,28 +99,34 @@ struct DecodedSuperSource {
 
 template <class Kind>
 INLINE void decode_supers(const std::byte* panel, int32_t first, int32_t count,
-                          DecodedSupers<Kind>& to) {
+                          DecodedSupers<Decoded<Kind>>& to) {
+    using Form = Decoded<Kind>;
     SuperSource<Kind> source = {panel, panel, {}, {}};
     for (int32_t s = 0; s < count; ++s) {
         source.enter(first + s);
         for (int32_t g = 0; g < SUPER_GROUPS; ++g) {
             const int32_t at = s * SUPER_GROUPS + g;
-            std::byte* bytes = to.groups + at * DecodedSupers<Kind>::BYTES;
+            std::byte* bytes = to.groups + at * DecodedSupers<Form>::BYTES;
             if constexpr (WHOLE_GROUPS<Kind>) {
                 Dot::template decode<GroupOf<Kind>>(source.group(g), bytes);
             } else {
                 for (int32_t c = 0; c < CHUNKS; ++c) {
-                    store_bits(bytes + c * CHUNK_BYTES, source.chunk(g, c));
+                    LanesBits four;
+                    if constexpr (AS_PRODUCTS<Kind>) four = source.product(g, c);
+                    if constexpr (!AS_PRODUCTS<Kind>) four = source.chunk(g, c);
+                    store_bits(bytes + c * CHUNK_BYTES, four);
                 }
             }
             store(to.scales + at * PANEL_ROWS, source.scale(g));
-            if constexpr (Kind::HALVES == 1 && Kind::OFFSET == 0) {
+            if constexpr (Kind::MINIMA == 1) {
                 store(to.minima + at * PANEL_ROWS, source.minimum(g));
             }
             for (int32_t h = 0; Kind::HALVES == 2 && h < 2; ++h) {
                 const int32_t half_at = (2 * at + h) * PANEL_ROWS;
-                store(to.half_scales + half_at, source.half_scale(g, h));
-                if constexpr (Kind::OFFSET == 0) {
+                if constexpr (Form::HALVES == 2) {
+                    store(to.half_scales + half_at, source.half_scale(g, h));
+                }
+                if constexpr (Kind::MINIMA == 2) {
                     store(to.minima + half_at, source.half_minimum(g, h));
                 }
             }
@@ -120,34 +140,44 @@ template <class Kind, int32_t ROWS>
 struct SuperRows {
     const int8_t* values[ROWS];
     const float* scales[ROWS];
-    // Per scale: with minima scale * float(sum), else -offset * sum.
-    alignas(64) float scaled_sums[ROWS][K_CHUNK_GROUPS][Kind::HALVES];
-    alignas(64) int32_t offsets[ROWS][K_CHUNK_GROUPS][Kind::HALVES];
+    // Per minimum: scale * float(sum); else per scale: -offset * sum.
+    alignas(64) float scaled_sums[ROWS][K_CHUNK_GROUPS<Kind>][Kind::MINIMA > 0 ? Kind::MINIMA : 1];
+    alignas(64) int32_t offsets[ROWS][K_CHUNK_GROUPS<Kind>][Kind::HALVES];
 };
+
+// Sums of a row's groups, or of their halves, from a group on.
+template <int32_t HALVES>
+INLINE const int32_t* sums_of(const Activations& x, int64_t first_group, int32_t count,
+                              int32_t (&own)[2 * K_CHUNK_GROUPS_MAX]) {
+    if (HALVES == 1) return x.sums + first_group;
+    if (x.half_sums != nullptr) return x.half_sums + 2 * first_group;
+    const int8_t* values = x.values + first_group * GROUP_COLUMNS;
+    for (int32_t i = 0; i < 2 * count; i += 4) {
+        store_sums_of_16(own + i, values + i * (GROUP_COLUMNS / 2));
+    }
+    return own;
+}
 
 template <class Kind, int32_t ROWS>
 INLINE void prepare_super_rows(SuperRows<Kind, ROWS>& chunk, const Activations& x, int32_t row,
                                int32_t first_group, int32_t count) {
+    constexpr int32_t SUMS = Kind::MINIMA > 0 ? Kind::MINIMA : Kind::HALVES; // of a group
     const int64_t groups = x.columns / GROUP_COLUMNS;
+    alignas(64) int32_t own[2 * K_CHUNK_GROUPS_MAX];
     for (int32_t r = 0; r < ROWS; ++r) {
         const int64_t at = (int64_t{row} + r) * groups + first_group;
         chunk.values[r] = x.values + at * GROUP_COLUMNS;
         chunk.scales[r] = x.scales + at;
-        const int32_t* sums = x.sums + at;
-        int32_t* offsets = chunk.offsets[r][0];
-        if constexpr (Kind::HALVES == 2) {
-            for (int32_t i = 0; i < 2 * count; i += 4) {
-                store_sums_of_16(offsets + i, chunk.values[r] + i * (GROUP_COLUMNS / 2));
-            }
-            sums = offsets;
-        }
-        float* scaled_sums = chunk.scaled_sums[r][0];
-        for (int32_t i = 0; i < Kind::HALVES * count; ++i) {
-            if (Kind::OFFSET == 0) {
-                const float scale = chunk.scales[r][i / Kind::HALVES];
-                scaled_sums[i] = scale * static_cast<float>(sums[i]);
-            } else {
-                offsets[i] = -Kind::OFFSET * sums[i];
+        const int32_t* sums = sums_of<SUMS>(x, at, count, own);
+        if constexpr (Kind::MINIMA == 0) {
+            int32_t* offsets = chunk.offsets[r][0];
+            for (int32_t i = 0; i < SUMS * count; ++i) offsets[i] = -Kind::OFFSET * sums[i];
+        } else {
+            for (int32_t g = 0; g < count; ++g) {
+                const float scale = chunk.scales[r][g];
+                for (int32_t i = 0; i < SUMS; ++i) {
+                    chunk.scaled_sums[r][g][i] = scale * static_cast<float>(sums[SUMS * g + i]);
+                }
             }
         }
     }
@@ -171,32 +201,31 @@ template <class Kind, int32_t ROWS, int32_t PANELS, class Source>
 INLINE void run_whole_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS],
                             const SuperRows<Kind, ROWS>& rows, int32_t g, int32_t at) {
     LanesBits sums[ROWS][PANELS];
+    for (int32_t r = 0; r < ROWS; ++r) {
+        const int32_t offset = Kind::OFFSET == 0 ? 0 : rows.offsets[r][at][0];
+        for (LanesBits& sum : sums[r]) sum = splat_bits(static_cast<uint32_t>(offset));
+    }
     if constexpr (WHOLE_GROUPS<Kind>) {
         const std::byte* groups[PANELS];
         for (int32_t p = 0; p < PANELS; ++p) groups[p] = source[p].group(g);
-        using Decoded = typename Dot::template DecodedOf<GroupOf<Kind>>;
-        using Group = std::conditional_t<Source::DECODED, Decoded, GroupOf<Kind>>;
+        using Whole = typename Dot::template DecodedOf<GroupOf<Kind>>;
+        using Group = std::conditional_t<Source::DECODED, Whole, GroupOf<Kind>>;
         Dot::template run<Group, ROWS, PANELS>(groups, rows.values, at, sums);
     } else {
-        for (auto& row : sums) {
-            for (LanesBits& sum : row) sum = splat_bits(0);
-        }
         add_chunks(source, rows.values, g, at, 0, CHUNKS, sums);
     }
     for (int32_t p = 0; p < PANELS; ++p) {
         const Lanes scale = source[p].scale(g);
         for (int32_t r = 0; r < ROWS; ++r) {
-            LanesBits sum = sums[r][p];
-            if constexpr (Kind::OFFSET != 0) {
-                sum = sum + splat_bits(static_cast<uint32_t>(rows.offsets[r][at][0]));
-            }
             const Lanes both = scale * splat(rows.scales[r][at]);
-            acc[r][p] = fma(floats_from_signed(sum), both, acc[r][p]);
+            acc[r][p] = fma(floats_from_signed(sums[r][p]), both, acc[r][p]);
         }
-        if constexpr (Kind::OFFSET != 0) continue;
-        const Lanes minimum = source[p].minimum(g);
-        for (int32_t r = 0; r < ROWS; ++r) {
-            acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at][0]), acc[r][p]);
+        for (int32_t i = 0; i < Kind::MINIMA; ++i) {
+            const Lanes minimum =
+                Kind::MINIMA == 2 ? source[p].half_minimum(g, i) : source[p].minimum(g);
+            for (int32_t r = 0; r < ROWS; ++r) {
+                acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at][i]), acc[r][p]);
+            }
         }
     }
 }
@@ -227,7 +256,7 @@ INLINE void run_halves_group(Lanes (&acc)[ROWS][PANELS], const Source (&source)[
         for (int32_t r = 0; r < ROWS; ++r) {
             acc[r][p] = fma(scaled[r][p], scale * splat(rows.scales[r][at]), acc[r][p]);
         }
-        for (int32_t h = 0; Kind::OFFSET == 0 && h < Kind::HALVES; ++h) {
+        for (int32_t h = 0; h < Kind::MINIMA; ++h) {
             const Lanes minimum = source[p].half_minimum(g, h);
             for (int32_t r = 0; r < ROWS; ++r) {
                 acc[r][p] = fma(minimum, splat(rows.scaled_sums[r][at][h]), acc[r][p]);
@@ -280,9 +309,10 @@ INLINE void store_block(const MatmulCall& call, int32_t row, int32_t panel,
     }
 }
 
+template <class Kind>
 INLINE int32_t supers_of_chunk(const MatmulCall& call, int32_t first) {
     const int32_t left = call.matrix.columns / SUPER_COLUMNS - first;
-    return left < K_CHUNK_SUPERS ? left : K_CHUNK_SUPERS;
+    return left < K_CHUNK_SUPERS<Kind> ? left : K_CHUNK_SUPERS<Kind>;
 }
 
 // ---- few rows ---------------------------------------------------------------------------------
@@ -312,8 +342,8 @@ INLINE void direct_super_block(const MatmulCall& call, int32_t row, int32_t pane
     const int32_t supers = call.matrix.columns / SUPER_COLUMNS;
     PanelsAhead<PANELS> ahead;
     ahead.lines_per_group = static_cast<int32_t>((LINES + SUPER_GROUPS - 1) / SUPER_GROUPS);
-    for (int32_t first = 0; first < supers; first += K_CHUNK_SUPERS) {
-        const int32_t count = supers_of_chunk(call, first);
+    for (int32_t first = 0; first < supers; first += K_CHUNK_SUPERS<Kind>) {
+        const int32_t count = supers_of_chunk<Kind>(call, first);
         SuperRows<Kind, ROWS> rows;
         prepare_super_rows(rows, call.x, row, first * SUPER_GROUPS, count * SUPER_GROUPS);
         for (int32_t s = 0; s < count; ++s) {
@@ -345,10 +375,11 @@ void direct_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row_
 // ---- many rows --------------------------------------------------------------------------------
 
 template <class Kind, int32_t ROWS, int32_t PANELS>
-INLINE void decoded_super_block(const MatmulCall& call, const DecodedSupers<Kind>* panels,
+INLINE void decoded_super_block(const MatmulCall& call, const DecodedSupers<Decoded<Kind>>* panels,
                                 int32_t row, int32_t panel, int32_t first, int32_t count,
                                 PanelsAhead<PANELS>& ahead) {
-    DecodedSuperSource<Kind> source[PANELS];
+    using Form = Decoded<Kind>;
+    DecodedSuperSource<Form> source[PANELS];
     for (int32_t p = 0; p < PANELS; ++p) source[p] = {panels + p, 0};
     Lanes acc[ROWS][PANELS];
     for (int32_t r = 0; r < ROWS; ++r) {
@@ -359,7 +390,7 @@ INLINE void decoded_super_block(const MatmulCall& call, const DecodedSupers<Kind
             if (first > 0) acc[r][p] = outputs == LANES ? load(from) : load_first(from, outputs);
         }
     }
-    SuperRows<Kind, ROWS> rows;
+    SuperRows<Form, ROWS> rows;
     prepare_super_rows(rows, call.x, row, first * SUPER_GROUPS, count * SUPER_GROUPS);
     for (int32_t s = 0; s < count; ++s) {
         run_super(acc, source, rows, s, s * SUPER_GROUPS, ahead);
@@ -368,7 +399,7 @@ INLINE void decoded_super_block(const MatmulCall& call, const DecodedSupers<Kind
 }
 
 template <class Kind, int32_t ROWS, int32_t PANELS>
-INLINE void decoded_super_rows(const MatmulCall& call, const DecodedSupers<Kind>* panels,
+INLINE void decoded_super_rows(const MatmulCall& call, const DecodedSupers<Decoded<Kind>>* panels,
                                int32_t row, int32_t rows, int32_t panel, int32_t first,
                                int32_t count, PanelsAhead<PANELS>& ahead) {
     if (rows == ROWS) {
@@ -383,24 +414,25 @@ INLINE void decoded_super_rows(const MatmulCall& call, const DecodedSupers<Kind>
 template <class Kind, int32_t PANELS>
 void decoded_super_panels(const MatmulCall& call, int32_t row_begin, int32_t row_end,
                           int32_t panel) {
-    DecodedSupers<Kind> panels[PANELS];
+    DecodedSupers<Decoded<Kind>> panels[PANELS];
+    constexpr int32_t ROWS = K_ROWS<Decoded<Kind>>;
     const int32_t supers = call.matrix.columns / SUPER_COLUMNS;
-    const int32_t blocks = (row_end - row_begin + K_ROWS<Kind> - 1) / K_ROWS<Kind>;
+    const int32_t blocks = (row_end - row_begin + ROWS - 1) / ROWS;
     constexpr int64_t LINES = Kind::LAYOUT.bytes / limits::CACHE_LINE_BYTES;
     PanelsAhead<PANELS> ahead;
     const int32_t visits = blocks * SUPER_GROUPS; // of a super-group's length
     ahead.lines_per_group = static_cast<int32_t>((LINES + visits - 1) / visits);
-    for (int32_t first = 0; first < supers; first += K_CHUNK_SUPERS) {
-        const int32_t count = supers_of_chunk(call, first);
+    for (int32_t first = 0; first < supers; first += K_CHUNK_SUPERS<Decoded<Kind>>) {
+        const int32_t count = supers_of_chunk<Decoded<Kind>>(call, first);
         for (int32_t p = 0; p < PANELS; ++p) {
-            decode_supers(call.matrix.data + (panel + p) * call.matrix.panel_bytes, first, count,
-                          panels[p]);
+            decode_supers<Kind>(call.matrix.data + (panel + p) * call.matrix.panel_bytes, first,
+                                count, panels[p]);
         }
         aim<Kind>(ahead, call, panel, first + count);
-        for (RowBlocks rows(row_begin, row_end, K_ROWS<Kind>); rows.left > 0;) {
+        for (RowBlocks rows(row_begin, row_end, ROWS); rows.left > 0;) {
             const int32_t row = rows.row;
-            decoded_super_rows<Kind, K_ROWS<Kind>, PANELS>(call, panels, row, rows.take(), panel,
-                                                           first, count, ahead);
+            decoded_super_rows<Kind, ROWS, PANELS>(call, panels, row, rows.take(), panel, first,
+                                                   count, ahead);
         }
     }
 }

@@ -121,16 +121,16 @@ INLINE void run_chunk(Lanes (&acc)[ROWS][PANELS], const Source (&source)[PANELS]
         for (int32_t r = 0; Source::MANY_ROWS && r < ROWS; ++r)
             __builtin_prefetch(rows.values[r] + (int64_t{g} + rows.next_block) * GROUP_COLUMNS);
         LanesBits sums[ROWS][PANELS];
+        for (int32_t r = 0; r < ROWS; ++r) {
+            const int32_t offset = AFFINE ? 0 : rows.offsets[r][g];
+            for (LanesBits& sum : sums[r]) sum = splat_bits(static_cast<uint32_t>(offset));
+        }
         Dot::template run<GroupKind, ROWS, PANELS>(weights, rows.values, g, sums);
         for (int32_t p = 0; p < PANELS; ++p) {
             const Lanes scale = source[p].scale(first_group + g);
             for (int32_t r = 0; r < ROWS; ++r) {
-                LanesBits sum = sums[r][p];
-                if (!AFFINE) {
-                    sum = sum + splat_bits(static_cast<uint32_t>(rows.offsets[r][g]));
-                }
                 const Lanes both = scale * splat(rows.scales[r][g]);
-                acc[r][p] = fma(floats_from_signed(sum), both, acc[r][p]);
+                acc[r][p] = fma(floats_from_signed(sums[r][p]), both, acc[r][p]);
             }
             if (!AFFINE) continue;
             const Lanes minimum = source[p].minimum(first_group + g);

@@ -117,6 +117,7 @@ INLINE void decode_panel(const TileCall& call, int32_t panel, uint16_t* to) {
     if (matrix.kind == WeightKind::kn4) return decode_super_panel<Machine, Kn4>(call, base, to);
     if (matrix.kind == WeightKind::k5) return decode_super_panel<Machine, K5>(call, base, to);
     if (matrix.kind == WeightKind::k6) return decode_super_panel<Machine, K6>(call, base, to);
+    if (matrix.kind == WeightKind::k3) return decode_super_panel<Machine, K3>(call, base, to);
     const int64_t all_groups = matrix.columns / GROUP_COLUMNS;
     const int64_t group_bytes = group_bytes_of(matrix.kind);
     const auto* scales = reinterpret_cast<const uint16_t*>(base + all_groups * group_bytes);

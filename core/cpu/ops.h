@@ -39,6 +39,7 @@ namespace sublimate::cpu {
 //   k4, k5   w = (d * s) * u - dmin * m: products of half and byte, exact, so that m of the formula
 //            above is -(dmin * m)
 //   k6       w = (d * s) * (u - 32): s is signed and stands for 16 columns
+//   k3       w = (d * s) * (u - 4): s is from -32 to 31 and stands for 16 columns
 //   k2       w = (d * s) * u - dmin * m: s and m stand for 16 columns
 //   kn4      w = (d * s) * value: s is signed
 // In kinds with a table four bits are a place in it (numbers.h has both); w = d * value.
@@ -67,13 +68,17 @@ enum class WeightKind : int32_t {
     // chunks, chunk k byte 4*r+j = s | m << 4 of output r, columns 16 * (4k+j) .. + 15; [16] half
     // d; [16] half dmin
     k2 = 11,
+    // super-group: [8 groups] 2 chunks as of k2 and a plane, bit c the third of chunk c; [8][2][16]
+    // int8 s; [16] half d; 32 bytes unused
+    k3 = 12,
 };
-constexpr WeightKind LAST_KIND = WeightKind::k2;
+constexpr WeightKind LAST_KIND = WeightKind::k3;
 
 constexpr int32_t PANEL_ROWS = 16;
 constexpr int32_t GROUP_COLUMNS = 32;
 constexpr int32_t SUPER_GROUPS = 8; // of the K kinds
 constexpr int32_t SUPER_COLUMNS = SUPER_GROUPS * GROUP_COLUMNS;
+constexpr int32_t K3_OFFSET = 4;
 constexpr int32_t K6_OFFSET = 32;
 constexpr int32_t TABLE_OFFSET = 128; // makes a table's values unsigned
 
@@ -81,7 +86,7 @@ constexpr int32_t TABLE_OFFSET = 128; // makes a table's values unsigned
 struct SuperLayout {
     int64_t group_bytes;  // chunks and planes of a group
     int64_t scales;       // offset of s
-    int64_t minima;       // offset of m; k6: there are none
+    int64_t minima;       // offset of m; k3, k6: there are none
     int64_t super_scales; // offset of d, after it dmin
     int64_t bytes;        // multiple of 64
 };
@@ -90,6 +95,7 @@ constexpr SuperLayout K5_LAYOUT = {320, 2560, 2688, 2816, 2880};
 constexpr SuperLayout K6_LAYOUT = {384, 3072, 0, 3328, 3392};
 constexpr SuperLayout KN4_LAYOUT = {256, 2048, 0, 2176, 2240};
 constexpr SuperLayout K2_LAYOUT = {128, 1024, 1024, 1280, 1344};
+constexpr SuperLayout K3_LAYOUT = {192, 1536, 0, 1792, 1856};
 
 static_assert(K4_LAYOUT.group_bytes * 2 == PANEL_ROWS * GROUP_COLUMNS, "four bits a weight");
 static_assert(K5_LAYOUT.group_bytes * 8 == 5 * PANEL_ROWS * GROUP_COLUMNS, "five");
@@ -104,6 +110,9 @@ static_assert(KN4_LAYOUT.scales == SUPER_GROUPS * KN4_LAYOUT.group_bytes);
 static_assert(KN4_LAYOUT.super_scales == KN4_LAYOUT.scales + SUPER_GROUPS * PANEL_ROWS);
 static_assert(K2_LAYOUT.scales == SUPER_GROUPS * K2_LAYOUT.group_bytes);
 static_assert(K2_LAYOUT.super_scales == K2_LAYOUT.scales + 2 * SUPER_GROUPS * PANEL_ROWS);
+static_assert(K3_LAYOUT.scales == SUPER_GROUPS * K3_LAYOUT.group_bytes);
+static_assert(K3_LAYOUT.super_scales == K3_LAYOUT.scales + 2 * SUPER_GROUPS * PANEL_ROWS);
+static_assert(K3_LAYOUT.bytes % 64 == 0);
 static_assert(KN4_LAYOUT.bytes % 64 == 0 && K2_LAYOUT.bytes % 64 == 0);
 static_assert(K4_LAYOUT.bytes % 64 == 0 && K5_LAYOUT.bytes % 64 == 0 && K6_LAYOUT.bytes % 64 == 0);
 
@@ -155,6 +164,9 @@ constexpr int64_t panel_bytes_for(WeightKind kind, int32_t columns, bool affine)
     case WeightKind::k2:
         bytes = int64_t{columns} / SUPER_COLUMNS * K2_LAYOUT.bytes;
         break;
+    case WeightKind::k3:
+        bytes = int64_t{columns} / SUPER_COLUMNS * K3_LAYOUT.bytes;
+        break;
     }
     return (bytes + 63) / 64 * 64;
 }
@@ -170,7 +182,7 @@ constexpr bool is_k_kind(WeightKind kind) {
 }
 // Two scales in a group.
 constexpr bool has_half_scales(WeightKind kind) {
-    return kind == WeightKind::k6 || kind == WeightKind::k2;
+    return kind == WeightKind::k6 || kind == WeightKind::k3 || kind == WeightKind::k2;
 }
 // A K kind with a minimum beside each scale.
 constexpr bool has_small_minima(WeightKind kind) {
@@ -186,6 +198,8 @@ constexpr SuperLayout super_layout(WeightKind kind) {
         return KN4_LAYOUT;
     case WeightKind::k2:
         return K2_LAYOUT;
+    case WeightKind::k3:
+        return K3_LAYOUT;
     default:
         return K6_LAYOUT;
     }
@@ -202,6 +216,9 @@ struct Activations {
     const int32_t* sums;  // (row, columns / 32)
     int32_t columns;
     const uint16_t* bf16 = nullptr; // (row, columns)
+    // (row, columns / 16): sums of half as many values, for kinds with two scales in a group. Where
+    // they are missing, every panel adds them up anew.
+    const int32_t* half_sums = nullptr;
 };
 
 // ---- low-rank adapters ------------------------------------------------------------------------
@@ -278,16 +295,18 @@ struct Ops {
     // row. A scale below the smallest normal float is 0; if it is infinite or a NaN the values are
     // 0, so that the outcome is a NaN and gets noticed.
     void (*quantise)(const float* x, int32_t columns, int8_t* values, float* scales, int32_t* sums);
+    // Of each 16 values; columns: a multiple of 32.
+    void (*add_halves)(const int8_t* values, int32_t columns, int32_t* half_sums);
     // To nearest, ties to even; a NaN stays one.
     void (*to_bf16)(const float* x, int32_t count, uint16_t* out);
     // out[row * out_stride + panel * 16 + lane] for rows [row_begin, row_end) and panels
     // [panel_begin, panel_end); lanes past matrix.rows are not written. Groups in column order:
     //   acc = fma(float(exact int32 sum of (u - offset) * value), d * scale, acc), then if affine
-    //   acc = fma(m, scale * float(sum), acc). k4, k5, kn4: likewise, with d * s for d. k6, k2: the
-    //   sum is s0 * (that of the first 16 columns) + s1 * (that of the others), below 2^24, so that
-    //   fp32 holds every partial sum exactly; k2 has its minimum for the first 16 columns, then for
-    //   the others. Tables: u - offset is the value. Float kinds: acc = fma(w, x, acc) in column
-    //   order.
+    //   acc = fma(m, scale * float(sum), acc). k4, k5, kn4: likewise, with d * s for d. k6, k3, k2:
+    //   the sum is s0 * (that of the first 16 columns) + s1 * (that of the others), below 2^24, so
+    //   that fp32 holds every partial sum exactly; k2 has its minimum for the first 16 columns,
+    //   then for the others. Tables: u - offset is the value. Float kinds: acc = fma(w, x, acc) in
+    //   column order.
     void (*matmul)(const PackedMatrix& matrix, const Activations& x, int32_t row_begin,
                    int32_t row_end, int32_t panel_begin, int32_t panel_end, float* out,
                    int64_t out_stride);

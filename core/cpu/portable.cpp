@@ -17,6 +17,7 @@ constinit const Ops PORTABLE_OPS = {
     .isa = Isa::portable,
     .rms_norm = rms_norm,
     .quantise = quantise,
+    .add_halves = add_halves,
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,

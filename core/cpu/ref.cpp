@@ -78,6 +78,12 @@ void quantise(const float* x, int32_t columns, int8_t* values, float* scales, in
     }
 }
 
+void add_halves(const int8_t* values, int32_t columns, int32_t* half_sums) {
+    CHECK(columns % GROUP_COLUMNS == 0);
+    std::fill_n(half_sums, columns / (GROUP_COLUMNS / 2), 0);
+    for (int32_t i = 0; i < columns; ++i) half_sums[i / (GROUP_COLUMNS / 2)] += values[i];
+}
+
 void to_bf16(const float* x, int32_t count, uint16_t* out) {
     for (int32_t i = 0; i < count; ++i) out[i] = float_to_bf16(x[i]);
 }
@@ -157,6 +163,11 @@ struct SuperPanel {
         const int32_t chunk = i / 4;
         const int64_t four = at + chunk / 4 * 64 + 4 * lane + i % 4;
         if (kind == WeightKind::k2) return panel.byte(four) >> 2 * (chunk % 4) & 3u;
+        if (kind == WeightKind::k3) {
+            const int64_t third = at + K2_LAYOUT.group_bytes + 4 * lane + i % 4;
+            return (panel.byte(four) >> 2 * (chunk % 4) & 3u) | (panel.byte(third) >> chunk & 1u)
+                                                                    << 2;
+        }
         const uint32_t low = panel.nibble(at, lane, i);
         const int64_t plane = at + K4_LAYOUT.group_bytes + 4 * lane + i % 4;
         if (kind == WeightKind::k5) return low | (panel.byte(plane) >> chunk & 1u) << 4;
@@ -166,7 +177,8 @@ struct SuperPanel {
     int32_t value(int32_t group, int32_t lane, int32_t i) const {
         const uint32_t u = bits(group, lane, i);
         if (kind == WeightKind::kn4) return NON_LINEAR_VALUES[u];
-        return static_cast<int32_t>(u) - (kind == WeightKind::k6 ? K6_OFFSET : 0);
+        const int32_t offset = kind == WeightKind::k3 ? K3_OFFSET : 0;
+        return static_cast<int32_t>(u) - (kind == WeightKind::k6 ? K6_OFFSET : offset);
     }
     // d, or dmin in the second place.
     float super_scale(int32_t group, int32_t lane, int32_t place) const {
@@ -481,6 +493,7 @@ constinit const Ops REF_OPS = {
     .isa = Isa::ref,
     .rms_norm = rms_norm,
     .quantise = quantise,
+    .add_halves = add_halves,
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_prompt = matmul,

@@ -17,7 +17,7 @@ constexpr int64_t AHEAD_PART = 4; // of the whole
 
 class Layout {
 public:
-    explicit Layout(std::byte* base) : base_(base) {}
+    Layout(std::byte* base, bool halves) : base_(base), halves_(halves) {}
 
     template <class Element>
     Element* take(int64_t count) {
@@ -44,6 +44,7 @@ public:
         buffer.values = take<int8_t>(rows * columns);
         buffer.scales = take<float>(rows * groups);
         buffer.sums = take<int32_t>(rows * groups);
+        if (halves_) buffer.half_sums = take<int32_t>(rows * 2 * groups);
         return buffer;
     }
 
@@ -51,6 +52,7 @@ public:
 
 private:
     std::byte* base_;
+    bool halves_;
     int64_t used_ = 0;
 };
 
@@ -97,7 +99,8 @@ Activations ActivationBuffer::from_row(int32_t row) const {
             scales + group,
             sums + group,
             columns,
-            bf16 == nullptr ? nullptr : bf16 + channel};
+            bf16 == nullptr ? nullptr : bf16 + channel,
+            half_sums == nullptr ? nullptr : half_sums + 2 * group};
 }
 
 void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int32_t count,
@@ -105,6 +108,7 @@ void ActivationBuffer::quantise(const Ops& ops, int32_t row, int32_t first, int3
     int64_t channel = int64_t{row} * columns + first;
     int64_t group = channel / GROUP_COLUMNS;
     ops.quantise(x, count, values + channel, scales + group, sums + group);
+    if (half_sums != nullptr) ops.add_halves(values + channel, count, half_sums + 2 * group);
 }
 
 void ActivationBuffer::copy_quantised(int32_t row, const ActivationBuffer& other,
@@ -114,6 +118,8 @@ void ActivationBuffer::copy_quantised(int32_t row, const ActivationBuffer& other
     std::copy_n(other.values + int64_t{from} * columns, columns, values + int64_t{row} * columns);
     std::copy_n(other.scales + from * groups, groups, scales + row * groups);
     std::copy_n(other.sums + from * groups, groups, sums + row * groups);
+    if (half_sums != nullptr)
+        std::copy_n(other.half_sums + from * 2 * groups, 2 * groups, half_sums + row * 2 * groups);
 }
 
 void ActivationBuffer::to_bf16(const Ops& ops, int32_t row, int32_t first, int32_t count,
@@ -135,13 +141,14 @@ void ActivationBuffer::quantise_pair(const Ops& ops, int32_t row, int32_t first,
     quantise(ops, 2 * row + 1, first, count, scratch);
 }
 
-Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers) {
+Status StepBuffers::allocate(const ModelConfig& config, int32_t threads, bool halves,
+                             StepBuffers* buffers) {
     StepBuffers fresh;
     fresh.threads.resize(static_cast<size_t>(threads));
-    Layout measure(nullptr);
+    Layout measure(nullptr, halves);
     lay_out(config, measure, fresh);
     RETURN_IF_ERROR(AnonymousMemory::map(measure.used(), "step buffers", &fresh.memory_));
-    Layout layout(fresh.memory_.data());
+    Layout layout(fresh.memory_.data(), halves);
     lay_out(config, layout, fresh);
     *buffers = std::move(fresh);
     return Status::success();

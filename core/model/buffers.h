@@ -21,7 +21,8 @@ struct ActivationBuffer {
     float* scales = nullptr;  // (rows, columns / 32)
     int32_t* sums = nullptr;  // (rows, columns / 32)
     int32_t columns = 0;
-    uint16_t* bf16 = nullptr; // (rows, columns)
+    uint16_t* bf16 = nullptr;     // (rows, columns)
+    int32_t* half_sums = nullptr; // (rows, columns / 16), if any weights read them
 
     // The rows from `row` on.
     Activations from_row(int32_t row) const;
@@ -64,7 +65,9 @@ struct StepBuffers {
     };
     std::vector<PerThread> threads;
 
-    static Status allocate(const ModelConfig& config, int32_t threads, StepBuffers* buffers);
+    // halves: with half_sums.
+    static Status allocate(const ModelConfig& config, int32_t threads, bool halves,
+                           StepBuffers* buffers);
 
 private:
     AnonymousMemory memory_;

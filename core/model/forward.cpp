@@ -47,7 +47,8 @@ Status CpuModel::create(const ModelConfig& config, const Weights& weights, const
                         const Ops& ops, KvType kv_type, int64_t kv_bytes, ThreadPool& pool,
                         std::unique_ptr<CpuModel>* model) {
     std::unique_ptr<CpuModel> fresh(new CpuModel(config, weights, ropes, ops, pool));
-    RETURN_IF_ERROR(StepBuffers::allocate(config, pool.size(), &fresh->buffers_));
+    RETURN_IF_ERROR(
+        StepBuffers::allocate(config, pool.size(), weights.have_half_scales(), &fresh->buffers_));
     RETURN_IF_ERROR(KvArena::allocate(config, kv_type, kv_bytes, &fresh->kv_));
     *model = std::move(fresh);
     return Status::success();

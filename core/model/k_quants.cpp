@@ -90,14 +90,13 @@ KBlock read_q6_k(const std::byte* block) {
     return result;
 }
 
-// Two low bits of each weight, a plane of high bits, sixteen signed scales of six bits. As k6 all
-// of it is exact: w = d * (s - 32) * (q - 4), and u - 32 = q - 4.
+// Two low bits of each weight, a plane of high bits, sixteen signed scales of six bits:
+// w = d * (s - 32) * (q - 4).
 KBlock read_q3_k(const std::byte* block) {
     constexpr int32_t HIGH_BYTES = 32;
     constexpr int32_t LOW_BYTES = 64;
     constexpr int32_t SCALE_BYTES = 12; // low nibbles of all in eight, pairs of high bits in four
     constexpr int32_t SCALE_OFFSET = 32;
-    constexpr uint32_t TO_K6 = 28; // u = q + 28
     const auto* high = reinterpret_cast<const uint8_t*>(block);
     const uint8_t* low = high + HIGH_BYTES;
     const uint8_t* scales = low + LOW_BYTES;
@@ -107,7 +106,7 @@ KBlock read_q3_k(const std::byte* block) {
         const int32_t i = c % GROUP_COLUMNS;
         const uint32_t two = low[plane / 4 * GROUP_COLUMNS + i] >> 2 * (plane % 4) & 3u;
         const uint32_t one = high[i] >> plane & 1u;
-        result.values[c] = static_cast<uint8_t>((two | one << 2) + TO_K6);
+        result.values[c] = static_cast<uint8_t>(two | one << 2);
     }
     for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++) {
         const uint32_t nibble = scales[i % 8] >> 4 * (i / 8) & 15u;
@@ -165,19 +164,43 @@ KBlock read_iq4_xs(const std::byte* block) {
     return result;
 }
 
-// k2: a group's weights in two words of each output, scale and minimum in a byte.
-void write_k2(const KBlock& block, int32_t lane, std::byte* super) {
-    const SuperLayout layout = cpu::K2_LAYOUT;
+// k2, k3: a group's low bits in two words of each output; k3: the third in one more.
+void write_low_bits(WeightKind kind, const KBlock& block, int32_t lane, std::byte* super) {
     for (int32_t g = 0; g < SUPER_GROUPS; g++) {
         uint32_t words[CHUNKS];
         std::memcpy(words, block.values + g * GROUP_COLUMNS, sizeof words);
         uint32_t two[2] = {};
-        for (int32_t c = 0; c < CHUNKS; c++)
+        uint32_t third = 0;
+        for (int32_t c = 0; c < CHUNKS; c++) {
             two[c / NIBBLE_CHUNKS] |= (words[c] & TWO_BITS) << 2 * (c % NIBBLE_CHUNKS);
-        std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
+            third |= (words[c] >> 2 & ONE_BITS) << c;
+        }
+        std::byte* group = super + g * cpu::super_layout(kind).group_bytes + lane * WORD_BYTES;
         write(group, two[0]);
         write(group + CHUNK_BYTES, two[1]);
+        if (kind == WeightKind::k3) write(group + 2 * CHUNK_BYTES, third);
     }
+}
+
+void read_low_bits(WeightKind kind, const std::byte* super, int32_t lane, KBlock& block) {
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        const std::byte* group =
+            super + g * cpu::super_layout(kind).group_bytes + lane * WORD_BYTES;
+        uint32_t words[CHUNKS];
+        for (int32_t c = 0; c < CHUNKS; c++) {
+            const auto two = read<uint32_t>(group + c / NIBBLE_CHUNKS * CHUNK_BYTES);
+            words[c] = two >> 2 * (c % NIBBLE_CHUNKS) & TWO_BITS;
+            if (kind != WeightKind::k3) continue;
+            words[c] |= (read<uint32_t>(group + 2 * CHUNK_BYTES) >> c & ONE_BITS) << 2;
+        }
+        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
+    }
+}
+
+// k2: scale and minimum in a byte.
+void write_k2(const KBlock& block, int32_t lane, std::byte* super) {
+    const SuperLayout layout = cpu::K2_LAYOUT;
+    write_low_bits(WeightKind::k2, block, lane, super);
     for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++)
         super[layout.scales + i / WORD_BYTES * CHUNK_BYTES + lane * WORD_BYTES + i % WORD_BYTES] =
             static_cast<std::byte>(block.scales[i] | block.minima[i] << 4);
@@ -188,15 +211,7 @@ void write_k2(const KBlock& block, int32_t lane, std::byte* super) {
 KBlock packed_k2(const std::byte* super, int32_t lane) {
     const SuperLayout layout = cpu::K2_LAYOUT;
     KBlock block = {};
-    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
-        const std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
-        uint32_t words[CHUNKS];
-        for (int32_t c = 0; c < CHUNKS; c++)
-            words[c] =
-                read<uint32_t>(group + c / NIBBLE_CHUNKS * CHUNK_BYTES) >> 2 * (c % NIBBLE_CHUNKS) &
-                TWO_BITS;
-        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
-    }
+    read_low_bits(WeightKind::k2, super, lane, block);
     for (int32_t i = 0; i < 2 * SUPER_GROUPS; i++) {
         const auto both = read<uint8_t>(super + layout.scales + i / WORD_BYTES * CHUNK_BYTES +
                                         lane * WORD_BYTES + i % WORD_BYTES);
@@ -206,6 +221,50 @@ KBlock packed_k2(const std::byte* super, int32_t lane) {
     block.super_scale = read<uint16_t>(super + layout.super_scales + 2 * lane);
     block.super_minimum = read<uint16_t>(super + layout.super_scales + 2 * (PANEL_ROWS + lane));
     return block;
+}
+
+// Others: nibbles of two words each, then the bits above.
+void write_nibbles(WeightKind kind, const KBlock& block, int32_t lane, std::byte* super) {
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        std::byte* group = super + g * cpu::super_layout(kind).group_bytes + lane * WORD_BYTES;
+        std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
+        uint32_t words[CHUNKS];
+        std::memcpy(words, block.values + g * GROUP_COLUMNS, sizeof words);
+        for (int32_t c = 0; c < NIBBLE_CHUNKS; c++)
+            write(group + c * CHUNK_BYTES,
+                  (words[c] & NIBBLES) | (words[c + NIBBLE_CHUNKS] & NIBBLES) << 4);
+        uint32_t one = 0;
+        uint32_t two[2] = {};
+        for (int32_t c = 0; c < CHUNKS; c++) {
+            one |= (words[c] >> 4 & ONE_BITS) << c;
+            two[c / NIBBLE_CHUNKS] |= (words[c] >> 4 & TWO_BITS) << 2 * (c % NIBBLE_CHUNKS);
+        }
+        if (kind == WeightKind::k5) write(planes, one);
+        if (kind != WeightKind::k6) continue;
+        write(planes, two[0]);
+        write(planes + CHUNK_BYTES, two[1]);
+    }
+}
+
+void read_packed_nibbles(WeightKind kind, const std::byte* super, int32_t lane, KBlock& block) {
+    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
+        const std::byte* group =
+            super + g * cpu::super_layout(kind).group_bytes + lane * WORD_BYTES;
+        const std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
+        uint32_t words[CHUNKS];
+        for (int32_t c = 0; c < CHUNKS; c++) {
+            const bool low = c < NIBBLE_CHUNKS;
+            const auto both = read<uint32_t>(group + c % NIBBLE_CHUNKS * CHUNK_BYTES);
+            words[c] = both >> (low ? 0 : 4) & NIBBLES;
+            if (kind == WeightKind::k5) words[c] |= (read<uint32_t>(planes) >> c & ONE_BITS) << 4;
+            if (kind == WeightKind::k6)
+                words[c] |=
+                    (read<uint32_t>(planes + (low ? 0 : CHUNK_BYTES)) >> 2 * (c % NIBBLE_CHUNKS) &
+                     TWO_BITS)
+                    << 4;
+        }
+        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
+    }
 }
 
 } // namespace
@@ -240,26 +299,12 @@ void write_k_block(WeightKind kind, const KBlock& block, int32_t lane, std::byte
     CHECK(lane >= 0 && lane < PANEL_ROWS);
     if (kind == WeightKind::k2) return write_k2(block, lane, super);
     const SuperLayout layout = cpu::super_layout(kind);
-    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
-        std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
-        std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
-        uint32_t words[CHUNKS];
-        std::memcpy(words, block.values + g * GROUP_COLUMNS, sizeof words);
-        for (int32_t c = 0; c < NIBBLE_CHUNKS; c++)
-            write(group + c * CHUNK_BYTES,
-                  (words[c] & NIBBLES) | (words[c + NIBBLE_CHUNKS] & NIBBLES) << 4);
-        uint32_t one = 0;
-        uint32_t two[2] = {};
-        for (int32_t c = 0; c < CHUNKS; c++) {
-            one |= (words[c] >> 4 & ONE_BITS) << c;
-            two[c / NIBBLE_CHUNKS] |= (words[c] >> 4 & TWO_BITS) << 2 * (c % NIBBLE_CHUNKS);
-        }
-        if (kind == WeightKind::k5) write(planes, one);
-        if (kind != WeightKind::k6) continue;
-        write(planes, two[0]);
-        write(planes + CHUNK_BYTES, two[1]);
+    if (kind == WeightKind::k3) {
+        write_low_bits(kind, block, lane, super);
+    } else {
+        write_nibbles(kind, block, lane, super);
     }
-    const int32_t halves = kind == WeightKind::k6 ? 2 : 1; // scales of a group
+    const int32_t halves = cpu::has_half_scales(kind) ? 2 : 1; // scales of a group
     for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
         write(super + layout.scales + i * PANEL_ROWS + lane, block.scales[i]);
     write(super + layout.super_scales + 2 * lane, block.super_scale);
@@ -275,24 +320,12 @@ KBlock packed_k_block(WeightKind kind, const std::byte* super, int32_t lane) {
     if (kind == WeightKind::k2) return packed_k2(super, lane);
     const SuperLayout layout = cpu::super_layout(kind);
     KBlock block = {};
-    for (int32_t g = 0; g < SUPER_GROUPS; g++) {
-        const std::byte* group = super + g * layout.group_bytes + lane * WORD_BYTES;
-        const std::byte* planes = group + NIBBLE_CHUNKS * CHUNK_BYTES;
-        uint32_t words[CHUNKS];
-        for (int32_t c = 0; c < CHUNKS; c++) {
-            const bool low = c < NIBBLE_CHUNKS;
-            const auto both = read<uint32_t>(group + c % NIBBLE_CHUNKS * CHUNK_BYTES);
-            words[c] = both >> (low ? 0 : 4) & NIBBLES;
-            if (kind == WeightKind::k5) words[c] |= (read<uint32_t>(planes) >> c & ONE_BITS) << 4;
-            if (kind == WeightKind::k6)
-                words[c] |=
-                    (read<uint32_t>(planes + (low ? 0 : CHUNK_BYTES)) >> 2 * (c % NIBBLE_CHUNKS) &
-                     TWO_BITS)
-                    << 4;
-        }
-        std::memcpy(block.values + g * GROUP_COLUMNS, words, sizeof words);
+    if (kind == WeightKind::k3) {
+        read_low_bits(kind, super, lane, block);
+    } else {
+        read_packed_nibbles(kind, super, lane, block);
     }
-    const int32_t halves = kind == WeightKind::k6 ? 2 : 1;
+    const int32_t halves = cpu::has_half_scales(kind) ? 2 : 1;
     for (int32_t i = 0; i < halves * SUPER_GROUPS; i++)
         block.scales[i] = read<uint8_t>(super + layout.scales + i * PANEL_ROWS + lane);
     block.super_scale = read<uint16_t>(super + layout.super_scales + 2 * lane);
@@ -308,7 +341,8 @@ void k_block_to_floats(WeightKind kind, const KBlock& block, float* out) {
     const float super_minimum = cpu::half_to_float(block.super_minimum);
     const bool minima = cpu::has_small_minima(kind); // else scales are signed
     const int32_t run = cpu::has_half_scales(kind) ? GROUP_COLUMNS / 2 : GROUP_COLUMNS;
-    const int32_t offset = kind == WeightKind::k6 ? cpu::K6_OFFSET : 0;
+    int32_t offset = kind == WeightKind::k6 ? cpu::K6_OFFSET : 0;
+    if (kind == WeightKind::k3) offset = cpu::K3_OFFSET;
     for (int32_t i = 0; i < SUPER_COLUMNS / run; i++) {
         const int32_t small = minima ? block.scales[i] : static_cast<int8_t>(block.scales[i]);
         const float scale = super_scale * static_cast<float>(small);

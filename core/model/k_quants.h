@@ -14,11 +14,11 @@
 namespace sublimate {
 
 struct KBlock {
-    uint8_t values[cpu::SUPER_COLUMNS];    // 2 to 6 bits each; Q3_K has those of k6
-    uint8_t scales[2 * cpu::SUPER_GROUPS]; // per 32 columns; k6, k2: per 16; k6, kn4: signed
-    uint8_t minima[2 * cpu::SUPER_GROUPS]; // likewise; k6, kn4: not used
+    uint8_t values[cpu::SUPER_COLUMNS];    // 2 to 6 bits each
+    uint8_t scales[2 * cpu::SUPER_GROUPS]; // per 32 columns; k6, k3, k2: per 16
+    uint8_t minima[2 * cpu::SUPER_GROUPS]; // likewise; k6, k3, kn4: not used
     uint16_t super_scale;                  // half
-    uint16_t super_minimum;                // half; k6, kn4: not used
+    uint16_t super_minimum;                // half; k6, k3, kn4: not used
 };
 
 constexpr bool is_k_type(TensorType type) {
@@ -32,8 +32,8 @@ KBlock read_k_block(TensorType type, const std::byte* block);
 void write_k_block(cpu::WeightKind kind, const KBlock& block, int32_t lane, std::byte* super);
 KBlock packed_k_block(cpu::WeightKind kind, const std::byte* super, int32_t lane);
 
-// out[c] = d * s * u - dmin * m, for k6 d * s * (u - 32), for kn4 d * s * value: the products of d
-// and s, and of dmin and m, are exact in fp32.
+// out[c] = d * s * u - dmin * m, for k6 d * s * (u - 32), for k3 d * s * (u - 4), for kn4
+// d * s * value: the products of d and s, and of dmin and m, are exact in fp32.
 void k_block_to_floats(cpu::WeightKind kind, const KBlock& block, float* out);
 
 } // namespace sublimate

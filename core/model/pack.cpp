@@ -146,9 +146,9 @@ const std::byte* block_at(const GgufTensor& tensor, const std::byte* row, int32_
 WeightKind k_kind(TensorType type) {
     CHECK(is_k_type(type));
     if (type == TensorType::q2_k) return WeightKind::k2;
+    if (type == TensorType::q3_k) return WeightKind::k3;
     if (type == TensorType::q4_k) return WeightKind::k4;
     if (type == TensorType::iq4_xs) return WeightKind::kn4;
-    static_assert(cpu::K6_OFFSET == 32); // which read_q3_k counts on
     return type == TensorType::q5_k ? WeightKind::k5 : WeightKind::k6;
 }
 

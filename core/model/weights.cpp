@@ -563,6 +563,12 @@ private:
 
 } // namespace
 
+bool Weights::have_half_scales() const {
+    return std::any_of(entries.begin(), entries.end(), [](const PackedEntry& entry) {
+        return cpu::has_half_scales(static_cast<cpu::WeightKind>(entry.kind));
+    });
+}
+
 Status load_weights(const Gguf& file, const ModelConfig& config, const WeightForm& form,
                     const ShareOptions& share, cpu::ThreadPool& pool,
                     const std::function<void(float)>& progress, Weights* weights) {

@@ -70,6 +70,8 @@ struct Weights {
     int64_t bytes = 0;                // at data
     std::vector<PackedEntry> entries; // what lies there
     bool reused = false;              // another process has packed them
+
+    bool have_half_scales() const; // any of them
 };
 
 // Whether to pack into memory that other processes can map. where_free: if that costs nothing,

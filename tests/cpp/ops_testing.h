@@ -157,6 +157,7 @@ inline void fill_super_groups(Random& random, WeightKind kind, int32_t columns, 
             const int32_t pick = random.below(8);
             int32_t byte = pick == 0 ? 255 : (pick == 1 ? 0 : random.below(256));
             if (pick == 2 && i >= layout.scales) byte = 128; // the most negative scale of k6, kn4
+            if (kind == WeightKind::k3 && i >= layout.scales) byte = (byte & 63) - 32; // six bits
             panel[i] = static_cast<std::byte>(byte);
         }
         for (int32_t i = 0; i < (has_small_minima(kind) ? 2 : 1) * PANEL_ROWS; ++i) {
@@ -208,6 +209,7 @@ struct QuantisedRows {
     std::vector<int8_t> values;
     std::vector<float> scales;
     std::vector<int32_t> sums;
+    std::vector<int32_t> half_sums;
     std::vector<uint16_t> bf16;
     Activations activations;
 };
@@ -233,8 +235,13 @@ inline QuantisedRows random_rows(Random& random, int32_t rows, int32_t columns) 
         x.scales[static_cast<size_t>(g)] = random.between(0.0f, 0.1f);
     }
     for (float value : x.f32) x.bf16.push_back(float_to_bf16(value));
-    x.activations = {x.f32.data(),  x.values.data(), x.scales.data(),
-                     x.sums.data(), columns,         x.bf16.data()};
+    if (columns % GROUP_COLUMNS == 0) {
+        x.half_sums.resize(static_cast<size_t>(2 * count / GROUP_COLUMNS));
+        ops_for(Isa::ref).add_halves(x.values.data(), static_cast<int32_t>(count),
+                                     x.half_sums.data());
+    }
+    x.activations = {x.f32.data(), x.values.data(), x.scales.data(),   x.sums.data(),
+                     columns,      x.bf16.data(),   x.half_sums.data()};
     return x;
 }
 

@@ -81,8 +81,8 @@ void check_all_shapes() {
             }
         }
     }
-    for (WeightKind kind :
-         {WeightKind::k2, WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind : {WeightKind::k2, WeightKind::k3, WeightKind::k4, WeightKind::kn4,
+                            WeightKind::k5, WeightKind::k6}) {
         for (int32_t rows : ROWS) {
             for (int32_t columns : K_COLUMNS) {
                 if (columns > 300 && rows > 9 && rows < 33) continue;
@@ -107,13 +107,40 @@ void check_numbers_that_are_not() {
     for (const Shape& shape :
          {Shape{WeightKind::u4, true, 16, 64, 1}, Shape{WeightKind::k4, false, 16, 256, 1},
           Shape{WeightKind::k6, false, 16, 256, 1}, Shape{WeightKind::n4, false, 16, 64, 1},
-          Shape{WeightKind::kn4, false, 16, 256, 1}, Shape{WeightKind::k2, false, 16, 256, 1}}) {
+          Shape{WeightKind::kn4, false, 16, 256, 1}, Shape{WeightKind::k2, false, 16, 256, 1},
+          Shape{WeightKind::k3, false, 16, 256, 1}}) {
         const Matrix matrix = random_matrix(random, shape.kind, 16, shape.columns, shape.affine);
         QuantisedRows x = random_rows(random, 1, shape.columns);
         x.scales[1] = std::nanf("");
         for (const Ops* ops : other_isas()) {
             for (float value : product(*ops, matrix, x, shape, 1, 1)) {
                 if (value != UNTOUCHED && !std::isnan(value)) fail(describe(*ops, shape) + " NaN");
+            }
+        }
+    }
+}
+
+// Sums of halves that are missing are added up; they are read where they are.
+void check_missing_half_sums() {
+    Random random(7);
+    for (WeightKind kind : {WeightKind::k2, WeightKind::k3, WeightKind::k6}) {
+        const Shape shape{kind, false, 41, 1024, 17};
+        const Matrix matrix = random_matrix(random, kind, shape.outputs, shape.columns, false);
+        QuantisedRows x = random_rows(random, shape.rows, shape.columns);
+        for (const Ops* ops : other_isas()) {
+            for (int32_t step : {1, 17}) { // straight from memory, and decoded
+                const auto with = product(*ops, matrix, x, shape, step, 3);
+                QuantisedRows others = x;
+                others.activations.half_sums = nullptr;
+                const auto without = product(*ops, matrix, others, shape, step, 3);
+                compare_bits(describe(*ops, shape) + " without half sums", with.data(),
+                             without.data(), static_cast<int64_t>(with.size()));
+                std::vector<int32_t> wrong(x.half_sums.size(), 1000);
+                others.activations.half_sums = wrong.data();
+                if (step > 1) continue; // decoded, k2 and k3 may do without some
+                if (product(*ops, matrix, others, shape, step, 3) == with) {
+                    fail(describe(*ops, shape) + " half sums were not read");
+                }
             }
         }
     }
@@ -126,5 +153,6 @@ int main() {
     using namespace sublimate::cpu::testing;
     check_all_shapes();
     check_numbers_that_are_not();
+    check_missing_half_sums();
     return finish("test_ops_matmul");
 }

@@ -37,6 +37,20 @@ std::vector<float> awkward_groups(Random& random) {
     return x;
 }
 
+void check_halves(Random& random, int32_t columns) {
+    std::vector<int8_t> values(static_cast<size_t>(columns));
+    for (int8_t& value : values) value = static_cast<int8_t>(random.below(256) - 128);
+    std::vector<int32_t> expected(static_cast<size_t>(columns / 16));
+    ops_for(Isa::ref).add_halves(values.data(), columns, expected.data());
+    for (const Ops* ops : other_isas()) {
+        std::vector<int32_t> sums(expected.size() + GUARD, 99);
+        ops->add_halves(values.data(), columns, sums.data());
+        compare_bits(std::string(ops->name) + " add_halves", expected.data(), sums.data(),
+                     static_cast<int64_t>(expected.size()));
+        if (sums[expected.size()] != 99) fail(std::string(ops->name) + " add_halves overran");
+    }
+}
+
 void check_quantise(const std::vector<float>& x) {
     const auto columns = static_cast<int32_t>(x.size());
     const size_t groups = x.size() / GROUP_COLUMNS;
@@ -251,6 +265,7 @@ int main() {
     Random random(7);
     for (int32_t columns : {1, 2, 15, 16, 17, 32, 100, 576, 1536}) check_norm(random, columns);
     check_quantise(awkward_groups(random));
+    for (int32_t columns : {32, 64, 96, 1024}) check_halves(random, columns);
     for (int32_t groups : {1, 3, 18, 48}) {
         check_quantise(random.floats(groups * GROUP_COLUMNS, -5.0f, 5.0f));
     }

@@ -52,15 +52,20 @@ float super_weight_at(const PackedMatrix& m, int32_t output, int32_t column) {
     const auto byte_at = [](const std::byte* at) { return static_cast<int32_t>(*at); };
     const int32_t both = byte_at(bytes + i % 16 / 4 * 64 + 4 * lane + i % 4);
     int32_t u = i < 16 ? both & 15 : both >> 4;
+    if (m.kind == WeightKind::k3) {
+        const int32_t low = byte_at(bytes + i / 16 * 64 + 4 * lane + i % 4) >> i % 16 / 4 * 2 & 3;
+        u = low + (byte_at(bytes + 128 + 4 * lane + i % 4) >> i / 4 & 1) * 4;
+    }
     const std::byte* planes = bytes + 256 + 4 * lane + i % 4;
     if (m.kind == WeightKind::k5) u += (byte_at(planes) >> i / 4 & 1) * 16;
     if (m.kind == WeightKind::k6) u += (byte_at(planes + i / 16 * 64) >> i % 16 / 4 * 2 & 3) * 16;
     const auto* halves = reinterpret_cast<const uint16_t*>(super + layout.super_scales);
     const float d = half_to_float(halves[lane]);
-    if (m.kind == WeightKind::k6) {
+    if (m.kind == WeightKind::k6 || m.kind == WeightKind::k3) {
+        const int32_t offset = m.kind == WeightKind::k6 ? 32 : 4;
         const auto s = static_cast<int8_t>(
             byte_at(super + layout.scales + (2 * group + i / 16) * PANEL_ROWS + lane));
-        return rounded(d * static_cast<float>(s) * static_cast<float>(u - 32));
+        return rounded(d * static_cast<float>(s) * static_cast<float>(u - offset));
     }
     if (m.kind == WeightKind::kn4) {
         const auto s =
@@ -152,8 +157,9 @@ void check_shape(const Shape& s, uint64_t seed) {
 void check_hardware() {
     if (!isa_runs(Isa::amx)) return;
     Random random(5);
-    for (WeightKind kind : {WeightKind::u4, WeightKind::n4, WeightKind::m4, WeightKind::k2,
-                            WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind :
+         {WeightKind::u4, WeightKind::n4, WeightKind::m4, WeightKind::k2, WeightKind::k3,
+          WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
         const bool affine = kind == WeightKind::u4;
         const Matrix matrix = random_matrix(random, kind, 100, 1024, affine);
         const QuantisedRows x = random_rows(random, 77, 1024);
@@ -169,8 +175,8 @@ void check_hardware() {
 
 void check_all_shapes() {
     uint64_t seed = 1;
-    for (WeightKind kind :
-         {WeightKind::k2, WeightKind::k4, WeightKind::kn4, WeightKind::k5, WeightKind::k6}) {
+    for (WeightKind kind : {WeightKind::k2, WeightKind::k3, WeightKind::k4, WeightKind::kn4,
+                            WeightKind::k5, WeightKind::k6}) {
         for (int32_t rows : {1, 17, 32, 130}) check_shape({kind, false, 41, 256, rows}, seed++);
         check_shape({kind, false, 48, 1024, 33}, seed++); // more than one chunk of columns
     }

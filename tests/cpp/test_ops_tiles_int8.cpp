@@ -92,7 +92,7 @@ void check_hardware() {
     if (!isa_runs(Isa::amx)) return;
     Random random(5);
     for (WeightKind kind : {WeightKind::u4, WeightKind::u8, WeightKind::n4, WeightKind::k4,
-                            WeightKind::kn4, WeightKind::k6, WeightKind::k2}) {
+                            WeightKind::kn4, WeightKind::k6, WeightKind::k3, WeightKind::k2}) {
         const Matrix matrix = random_matrix(random, kind, 100, 1024, false);
         const QuantisedRows x = random_rows(random, 77, 1024);
         for (int32_t rows : {15, 16, 77}) {
