@@ -7,7 +7,9 @@ usage: python bench/overload.py [--times 10] [--seconds 10] [--scripted | --mode
 First the server's saturation is found: the fewest clients, each with one request at a time, that
 reach 95 % of the best rate of tokens. Then requests arrive at `times` that rate, whether others are
 answered or not. Reported of both: time to the first token of requests that were taken, tokens a
-second, and how many were refused (529) with which retry-after. --scripted takes an engine without
+second, and how many were refused (529) with which retry-after. Times and rates are of the last two
+thirds of each: an overload begins as a crowd, which waits until it has turned out to be more than
+that; p99 of all requests, with those of the beginning, is printed behind it. --scripted takes an engine without
 weights whose rows take a while, so that the machine's cores are the clients' alone.
 
 defines: Answer, Load, Phase, saturation, overload, main
@@ -120,6 +122,8 @@ class Phase:
     """Seconds, as the next."""
     first_p99: float
     first_max: float
+    first_p99_of_all: float
+    """With those that came at the beginning."""
     tokens_per_second: float
     requests_per_second: float
     retry_after: tuple[int, int] = (0, 0)
@@ -128,7 +132,9 @@ class Phase:
     @classmethod
     def of(cls, name: str, clients: int, answers: list[Answer], begin: float, end: float) -> Phase:
         taken = [one for one in answers if one.first]
-        firsts = sorted(one.first - one.began for one in taken)
+        waits = [(one.began, one.first - one.began) for one in taken]
+        firsts = sorted(wait for began, wait in waits if begin <= began < end)
+        of_all = sorted(wait for _, wait in waits)
         refused = [one for one in answers if one.status == OVERLOADED]
         deltas = sum(begin <= at < end for one in taken for at in one.deltas)
         retries = [one.retry_after for one in refused] or [0]
@@ -142,6 +148,7 @@ class Phase:
             first_p50=percentile(firsts, 0.5) if firsts else 0.0,
             first_p99=percentile(firsts, 0.99) if firsts else 0.0,
             first_max=firsts[-1] if firsts else 0.0,
+            first_p99_of_all=percentile(of_all, 0.99) if of_all else 0.0,
             tokens_per_second=deltas / (end - begin),
             requests_per_second=sum(begin <= one.ended < end for one in taken) / (end - begin),
             retry_after=(min(retries), max(retries)),
@@ -154,7 +161,10 @@ async def closed(load: Load, clients: int, seconds: float) -> Phase:
     end = begin + seconds
     answers: list[Answer] = []
 
-    async def client() -> None:
+    async def client(number: int) -> None:
+        # One after the other: those that begin together also end together, again and again, and
+        # what is counted depends on which part of their common wave the time falls into.
+        await asyncio.sleep(number / clients * seconds / 3)
         while time.perf_counter() < end:
             answer = await load.request()
             answers.append(answer)
@@ -162,8 +172,8 @@ async def closed(load: Load, clients: int, seconds: float) -> Phase:
                 await asyncio.sleep(answer.retry_after)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(clients):
-            group.create_task(client())
+        for number in range(clients):
+            group.create_task(client(number))
     # Not the beginning, in which streams only begin.
     return Phase.of("saturation", clients, answers, begin + seconds / 3, end)
 
@@ -236,6 +246,7 @@ def shown(phase: Phase) -> str:
     return (
         f"{phase.name:10} {load:>15}  first token p50 {phase.first_p50:6.2f} s"
         f"  p99 {phase.first_p99:6.2f} s  max {phase.first_max:6.2f} s"
+        f" (of all: p99 {phase.first_p99_of_all:.2f} s)"
         f"  {phase.tokens_per_second:6.0f} tokens/s  taken {phase.taken}"
         f"  refused {phase.refused} (retry after {phase.retry_after[0]}-{phase.retry_after[1]} s)"
         f"  failed {phase.failed}"

@@ -6,6 +6,7 @@ import pytest
 
 from harness import Served, body, http_post, read_reply, serve, wait_until
 from sublimate import _core
+from sublimate.config import EdgeSettings
 from sublimate.guard.anteroom import CROWD_MAX, REFUSED_SECONDS, Anteroom
 from sublimate.guard.breaker import (
     RETRY_SECONDS_MAX,
@@ -150,11 +151,15 @@ def test_who_leaves_is_not_called() -> None:
 
 
 # ---- served --------------------------------------------------------------------------------------
-def outside(served: Served) -> float:
+def read_metric(served: Served, name: str) -> float:
     for line in served.client.get("/metrics").text.splitlines():
-        if line.startswith("sublimate_requests_outside"):
+        if line.startswith(name):
             return float(line.rpartition(" ")[2])
     return 0.0
+
+
+def outside(served: Served) -> float:
+    return read_metric(served, "sublimate_requests_outside")
 
 
 def test_a_server_serves_a_crowd_that_its_engine_takes_in_turn() -> None:
@@ -205,3 +210,38 @@ def test_who_waits_outside_is_lost_with_nobody_and_goes_with_its_client() -> Non
         assert outside(served) == 0
         for client in clients:
             client.close()
+
+
+def test_what_an_overload_refuses_is_not_read() -> None:
+    """Its length says enough: a body that is no JSON is told to come back, and is wrong when there
+    is room again. What is shorter than the room that is left is read."""
+    cost = {"step_ps": 0, "decode_row_ps": 0, "prompt_row_ps": 1_000_000_000}
+    settings = EdgeSettings(first_token_target=1.0)
+    with serve(
+        settings=settings, prefill_delay_us_per_token=1000, info={"step_cost": cost}
+    ) as served:
+        long = http_post(body("word " * 400 + "count", max_tokens=4), connection="close")
+        clients = [served.connect() for _ in range(12)]
+        for client in clients:
+            client.sendall(long)
+        wait_until(lambda: read_metric(served, "sublimate_breaker_sheds_total") >= 3)
+        refused = served.client.post("/v1/messages", content=b"{" * 2000)
+        assert refused.status_code == 529 and 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["type"] == "overloaded_error"
+        statuses = [read_reply(client).status for client in clients]
+        assert statuses.count(200) >= 8 and set(statuses) == {200, 529}
+        assert served.client.post("/v1/messages", content=b"{" * 2000).status_code == 400
+        for client in clients:
+            client.close()
+
+
+def test_a_body_tells_by_what_others_were() -> None:
+    """Tokens for each byte are learned: a body of the same length is more once others were."""
+    with serve() as served:
+        engine = served.server.models.main.engines.first
+        assert engine is not None
+        expected = lambda: served.call(lambda: engine.reservations.expected_tokens(1000))  # noqa: E731
+        before = expected()
+        for _ in range(40):
+            served.message("a b c d e f g h i j k l m n o p q r s t u v w x y z " * 10)
+        assert before == 125 < expected() < 1000

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness import Served, body, serve
@@ -14,6 +15,7 @@ from sublimate.guard.breaker import (
     REQUEST_TOKENS,
     RETRY_SECONDS_MAX,
     RETRY_SPREAD_SECONDS,
+    SATURATING_MAX,
     SATURATING_MIN,
     TARGET_SECONDS_MIN,
     Breaker,
@@ -105,17 +107,42 @@ def test_without_a_target_it_is_what_saturates() -> None:
     assert prices.saturating(146, 64) == SATURATING_MIN
     assert prices.saturating(2000, 64) == SATURATING_MIN, "a long prompt fills an engine alone"
     assert prices.saturating(1, 64) == 35
-    breaker = Breaker(prices)
-    taken = 0
-    while breaker.fits("a", 304, 0.0, 1.0):
-        breaker.taken(taken, "a", 304, 1.0)
+    breaker = Breaker(msgspec.structs.replace(prices, step_ps=6_000_000_000))
+    for _ in range(400):
         breaker.ended(6000)
+    taken = 0
+    while breaker.fits("a", 3024, 0.0, 1.0):
+        breaker.taken(taken, "a", 3024, 1.0)
         taken += 1
-    assert breaker.saturating == 34 == taken
-    assert breaker.target_seconds == pytest.approx(34 * 320 / 2000)
+    assert breaker.saturating > SATURATING_MIN and taken == breaker.saturating // 4
+    assert breaker.target_seconds == pytest.approx(breaker.saturating / 4 * 3040 / 2000)
     short = Breaker(prices)
     short.taken(1, "a", 14, 1.0)
     assert short.target_seconds == TARGET_SECONDS_MIN
+
+
+def test_in_an_overload_the_engine_is_full_and_little_waits() -> None:
+    breaker = Breaker(Prices(prompt_row_ps=1_000_000_000))  # a thousand tokens a second
+    fits = breaker.fits_in_overload
+    for key in range(7):
+        breaker.taken(key, "a", 64, 1.0)
+    assert fits("a", 5000, FEW, 1.0), "a few may wait, however long the next is itself"
+    breaker.taken(7, "a", 64, 1.0)
+    assert not fits("a", 1, FEW, 1.0) and fits("a", 1, FEW - 1, 1.0)
+    assert fits("b", 64, FEW, 1.0), "another's share"
+    assert not fits("b", 3000, FEW, 1.0) and not fits("b", 64, SATURATING_MAX * 3 // 4, 1.0)
+    for key in range(8):
+        breaker.first_token(key, 2.0)
+    assert breaker.reserved_tokens == 0 and breaker.saturating == SATURATING_MIN
+    most = SATURATING_MIN * 3 // 2
+    assert fits("a", 109, most - 1, 2.0)
+    assert not fits("a", 109, most, 2.0), "with more it would gain nothing"
+    for key in range(10, 20):
+        breaker.taken(key, "a", 1, 2.0)
+    assert fits("a", 5000, FEW, 2.0), "more than a few, of little work"
+    for wrong in ((0, 1), (1, -1)):
+        with pytest.raises(ValueError):
+            fits("a", *wrong, 2.0)
 
 
 def test_a_person_with_a_few_requests_never_meets_it() -> None:

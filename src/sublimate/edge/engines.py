@@ -187,6 +187,17 @@ class Engines:
         candidates = [self._candidate(link, chain, queue_max) for link in healthy]
         return healthy[choose(len(ids), candidates)]
 
+    def refuse_unread(self, tenant: Tenant, body_bytes: int, target_seconds: float) -> None:
+        """Before a request is read. Raises ApiError (529) if every engine would refuse it: what is
+        refused in an overload then costs next to nothing."""
+        if not self.links:
+            return
+        healthy = self._well()
+        for link in healthy:
+            if not link.reservations.refuses_unread(tenant, body_bytes, target_seconds):
+                return
+        raise healthy[0].reservations.refusal_unread(body_bytes, target_seconds)
+
     def _candidate(self, link: EngineLink, chain: NDArray[np.uint64], queue_max: int) -> Candidate:
         is_near = link.worker == self._worker
         if link.prefixes is None:

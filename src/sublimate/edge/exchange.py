@@ -115,6 +115,7 @@ class Exchange:
     __slots__ = (
         "answered",
         "batch",
+        "body_bytes",
         "chunked",
         "error_code",
         "error_shape",
@@ -149,6 +150,8 @@ class Exchange:
         self.request = request
         self.request_id = new_identifier("req")
         self.started_seconds = time.monotonic()
+        self.body_bytes = 0
+        """Of one for an answer."""
         self.sink: BodySink | None = None
         """Takes the body in place of `request.body`; closed when the exchange ends."""
         self.refusal: ApiError | None = None

@@ -53,6 +53,7 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
     if server.relief is not None:
         server.relief.check(exchange)
     server.refuse_unread()
+    _refuse_in_overload(server, exchange)
     return prepared(
         server,
         exchange,
@@ -60,6 +61,16 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
         lambda prompt: _submit(server, exchange, surface, prompt, timing),
         constrains=True,
     )
+
+
+def _refuse_in_overload(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError (529) before the body is read, where no engine would take the request."""
+    exchange.body_bytes = len(exchange.request.body)
+    if len(server.models.all) > 1:
+        return  # the body says which model's engines it is for
+    tenant = server.access.tenant(exchange.tenant_key)
+    target = server.settings.first_token_target
+    server.models.main.engines.refuse_unread(tenant, exchange.body_bytes, target)
 
 
 def _submit(
@@ -114,7 +125,10 @@ def _enter(
     if exchange.lease is None:
         server.admit(exchange, tokens)
     target = server.settings.first_token_target
-    return engine, engine.reservations.turn(tenant, tokens, target, lambda: exchange.gone)
+    turn = engine.reservations.turn(
+        tenant, tokens, exchange.body_bytes, target, lambda: exchange.gone
+    )
+    return engine, turn
 
 
 def _room(engine: EngineLink, prompt: Prompt) -> int:

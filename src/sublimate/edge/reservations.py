@@ -24,6 +24,12 @@ LOOK_SECONDS = 0.02
 """Between two looks at answers that are told as a whole: nothing tells of their first token. Also
 between two looks at who may come in."""
 
+TOKENS_PER_BYTE = 1 / 8
+"""Of a request's body, before one was tokenised: fewer than most have, so that none is refused
+unread that would have been taken."""
+TOKENS_PER_BYTE_PART = 1 / 32
+"""Of each request, in what is known of it later."""
+
 
 class _Guest:
     """A request that waits for its turn."""
@@ -46,23 +52,49 @@ class Reservations:
         self._anteroom: Anteroom[_Guest] = Anteroom(self._breaker)
         self._timer: asyncio.TimerHandle | None = None
         """While somebody is in there."""
+        self._is_called = False
+        """At once, without waiting for the next look."""
         self._tickets: dict[int, Ticket] = {}
         self._looked_seconds = 0.0
+        self._tokens_per_byte = TOKENS_PER_BYTE
+
+    def refuses_unread(self, tenant: Hashable, body_bytes: int, target_seconds: float) -> bool:
+        """Whether a request would be refused that is as long as its body lets expect."""
+        tokens = self.expected_tokens(body_bytes)
+        now, count = self._now_looked(), self._client.slots_in_use
+        return self._anteroom.refuses(tenant, tokens, target_seconds, now, count)
+
+    def refusal_unread(self, body_bytes: int, target_seconds: float) -> ApiError:
+        """(529.) Of such a request."""
+        tokens = self.expected_tokens(body_bytes)
+        return _refused(self._anteroom.shed(tokens, target_seconds, time.monotonic()))
+
+    def expected_tokens(self, body_bytes: int) -> int:
+        """Of a prompt in a body of so many bytes."""
+        return max(1, int(body_bytes * self._tokens_per_byte))
+
+    def _now_looked(self) -> float:
+        """The time, after the look that was due by then."""
+        now = time.monotonic()
+        if now - self._looked_seconds >= LOOK_SECONDS:
+            self._look(now)
+        return now
 
     def turn(
         self,
         tenant: Hashable,
         prompt_tokens: int,
+        body_bytes: int,
         target_seconds: float,
         is_gone: Callable[[], bool],
     ) -> Awaitable[None] | None:
         """When a request may be handed over. None: now. Else it is over as well when its client has
         gone and when the link is; it raises ApiError (529) if more have come since than can be
         served. Raises ApiError if it would wait too long."""
-        now = time.monotonic()
-        if now - self._looked_seconds >= LOOK_SECONDS:
-            self._look(now)
-        guest = _Guest(is_gone)
+        if body_bytes:
+            learned = prompt_tokens / body_bytes - self._tokens_per_byte
+            self._tokens_per_byte += learned * TOKENS_PER_BYTE_PART
+        guest, now = _Guest(is_gone), self._now_looked()
         count = self._client.slots_in_use
         try:
             if self._anteroom.ask(guest, tenant, prompt_tokens, target_seconds, now, count):
@@ -70,6 +102,7 @@ class Reservations:
         except Shed as shed:
             raise _refused(shed) from None
         if self._timer is None:
+            self._is_called = False
             self._timer = self._loop.call_later(LOOK_SECONDS, self._call)
         guest.turn = self._loop.create_future()
         return guest.turn
@@ -77,6 +110,7 @@ class Reservations:
     def _call(self) -> None:
         """Those in whose turn it is."""
         now = time.monotonic()
+        self._timer = None
         self._look(now)
         # One at a time: it is handed over before the next is weighed.
         guest, refused = self._anteroom.call(now, self._client.slots_in_use)
@@ -84,9 +118,9 @@ class Reservations:
             _end(guest.turn)
         for one, shed in refused:
             _end(one.turn, _refused(shed))
-        self._timer = None
         if len(self._anteroom):
-            wait = 0.0 if guest is not None else LOOK_SECONDS
+            self._is_called = guest is not None
+            wait = 0.0 if self._is_called else LOOK_SECONDS
             self._timer = self._loop.call_later(wait, self._call)
 
     def close(self) -> None:
@@ -129,6 +163,11 @@ class Reservations:
     def _first_token(self, key: int, now_seconds: float) -> None:
         del self._tickets[key]
         self._breaker.first_token(key, now_seconds)
+        if self._timer is not None and not self._is_called:
+            # Whoever is next goes at once, lest the engine runs out of what it can begin.
+            self._is_called = True
+            self._timer.cancel()
+            self._timer = self._loop.call_later(0, self._call)
 
     def gone(self, key: int) -> None:
         """It waits no longer, and had no token. Idempotent."""

@@ -2,8 +2,8 @@
 
 As many requests at once as an engine has rows are what people do with it: a benchmark, an
 evaluation, a page that asks for many things. The last of them waits longer than the breaker's
-target, and is served all the same. More than that is an overload, in which nobody may wait longer
-than the target: those that would are refused, the ones in here as well.
+target, and is served all the same. More than that is an overload, in which the engine is kept full
+and nobody waits for long: those that would are refused, the ones in here as well.
 
 So only what is within the target is handed to the loop, as before. What comes beyond it waits here,
 where it has cost nothing yet and can still be told to come back later.
@@ -57,6 +57,20 @@ class Anteroom(Generic[Guest]):
         """As of the last request that came or was called in."""
         return self._is_overload
 
+    def refuses(
+        self,
+        tenant: Hashable,
+        prompt_tokens: int,
+        target_seconds: float,
+        now_seconds: float,
+        in_flight: int,
+    ) -> bool:
+        """Whether `ask` would raise Shed for a request of about so much."""
+        self._weigh(now_seconds, in_flight, coming=1)
+        if not target_seconds and not self._is_overload:
+            return False
+        return not self._may_go(tenant, prompt_tokens, target_seconds, now_seconds, in_flight)
+
     def ask(
         self,
         guest: Guest,
@@ -69,10 +83,10 @@ class Anteroom(Generic[Guest]):
         """Whether a request may go on at once; if not it waits here. Raises Shed, with a target of
         the operator's (not 0) for everything beyond it."""
         self._weigh(now_seconds, in_flight, coming=1)
-        if self._breaker.fits(tenant, prompt_tokens, target_seconds, now_seconds):
+        if self._may_go(tenant, prompt_tokens, target_seconds, now_seconds, in_flight):
             return True
         if target_seconds or self._is_overload:
-            raise self._shed(prompt_tokens, target_seconds, now_seconds)
+            raise self.shed(prompt_tokens, target_seconds, now_seconds)
         self._places.append(_Place(guest, tenant, prompt_tokens))
         return False
 
@@ -83,14 +97,14 @@ class Anteroom(Generic[Guest]):
         each that goes on is work for the next."""
         self._weigh(now_seconds, in_flight)
         for index, place in enumerate(self._places):
-            if self._breaker.fits(place.tenant, place.prompt_tokens, 0.0, now_seconds):
+            if self._may_go(place.tenant, place.prompt_tokens, 0.0, now_seconds, in_flight):
                 del self._places[index]
                 return place.guest, []
         if not self._is_overload:
             return None, []
         places, self._places = self._places, []
         return None, [
-            (place.guest, self._shed(place.prompt_tokens, 0.0, now_seconds)) for place in places
+            (place.guest, self.shed(place.prompt_tokens, 0.0, now_seconds)) for place in places
         ]
 
     def leave(self, guest: Guest) -> None:
@@ -106,9 +120,22 @@ class Anteroom(Generic[Guest]):
         guests, self._places = self.guests(), []
         return guests
 
-    def _shed(self, prompt_tokens: int, target_seconds: float, now_seconds: float) -> Shed:
+    def shed(self, prompt_tokens: int, target_seconds: float, now_seconds: float) -> Shed:
+        """Of one that is refused: it counts as one that will come back."""
         self._refused += 1
         return self._breaker.shed(prompt_tokens, target_seconds, now_seconds)
+
+    def _may_go(
+        self,
+        tenant: Hashable,
+        prompt_tokens: int,
+        target_seconds: float,
+        now_seconds: float,
+        in_flight: int,
+    ) -> bool:
+        if self._is_overload and not target_seconds:
+            return self._breaker.fits_in_overload(tenant, prompt_tokens, in_flight, now_seconds)
+        return self._breaker.fits(tenant, prompt_tokens, target_seconds, now_seconds)
 
     def _weigh(self, now_seconds: float, in_flight: int, coming: int = 0) -> None:
         if in_flight < 0:

@@ -6,9 +6,10 @@ next one would wait. Beyond a target it is refused at once, and told when to com
 begins with the loop's own prices (core/loop/cost.h), measured at the warm-up; while requests queue
 up it is observed, so that it holds whatever else the engine and the machine do.
 
-Without a target of the operator's it is relative: what the requests that just saturate the engine
-need together. A few requests are never refused: a person alone with the server does not meet the
-breaker. Nor, without a target, does a crowd that is no overload (anteroom.py).
+Without a target of the operator's it is relative: a part of what the requests that just saturate
+the engine need together. A few requests are never refused: a person alone with the server does not
+meet the breaker. Nor, without a target, does a crowd that is no overload (anteroom.py). In an
+overload only so many are taken as keep the engine full.
 
 With several tenants the ones that have reserved the most are refused first: what is within a
 tenant's equal share of the target is taken, whatever the others have.
@@ -34,12 +35,22 @@ SATURATING_MIN, SATURATING_MAX = 32, 128
 (SEQUENCES_MAX)."""
 FEW = 8
 """Requests of one person, who may have them whatever the target."""
-TARGET_SECONDS_MIN = 2.5
-"""Nobody is refused for waiting less, where no target is set."""
+TARGET_SECONDS_MIN = 0.5
+"""Whoever waits less is handed over, where no target is set."""
+TARGET_PART = 1 / 4
+"""Of what so many requests need together as saturate the engine. What waits beyond it gains nothing
+there: the engine has always something to begin with."""
 REQUEST_TOKENS = 16
 """Work of a request whose prompt the cache has: its share of a step."""
 OUTPUT_TOKENS = 128
 """Of an answer, before any has ended."""
+OVERLOAD_SECONDS = 0.15
+"""Of work that may wait in an overload, or a few requests, if that is more. Somebody always comes
+next, so that what is beyond it would only wait."""
+OVERLOAD_SHARED_SECONDS = 2.5
+"""With what is within other tenants' shares."""
+OVERLOAD_RUNNING = 1.5
+"""Of those that saturate: the last tenth."""
 SETTLE_SECONDS = 2.0
 """Of queueing, in which the rate follows what is observed."""
 LEARNING_REQUESTS = 4
@@ -138,6 +149,31 @@ class Breaker:
         tenants = len(self._by_tenant.keys() | {tenant})
         return tenants > 1 and mine / self.rate <= limit_seconds / tenants
 
+    def fits_in_overload(
+        self, tenant: Hashable, prompt_tokens: int, in_flight: int, now_seconds: float
+    ) -> bool:
+        """The same while far more come than can be served: the engine is kept full, and a short
+        queue before it. in_flight: requests that it has, with their first token or without."""
+        if prompt_tokens < 1 or in_flight < 0:
+            raise ValueError("a prompt has tokens, and no engine has fewer requests than none")
+        self._pass_time(now_seconds)
+        if in_flight < FEW:
+            return True
+        is_short = self._reserved_tokens / self.rate <= OVERLOAD_SECONDS
+        most = OVERLOAD_RUNNING * self.saturating
+        if in_flight < most and (is_short or len(self._reserved) < FEW):
+            return True
+        # What others have may grow to what the first of them has, never beyond it.
+        tokens = prompt_tokens + REQUEST_TOKENS
+        mine = self._by_tenant[tenant] + tokens
+        tenants = len(self._by_tenant.keys() | {tenant})
+        return (
+            tenants > 1
+            and mine <= (self._reserved_tokens + tokens) / tenants
+            and self.wait_seconds(tokens) <= max(OVERLOAD_SHARED_SECONDS, self.target_seconds)
+            and in_flight < 3 / 4 * SATURATING_MAX
+        )
+
     def shed(self, prompt_tokens: int, target_seconds: float, now_seconds: float) -> Shed:
         """Of one that does not fit and will not wait: with its own turn to come back at."""
         self._pass_time(now_seconds)
@@ -180,7 +216,8 @@ class Breaker:
         """The relative one."""
         # At the rate by the prices: an engine that others slow down takes less, not longer.
         rate = max(self.rate, self._prices.tokens_per_second)
-        return max(TARGET_SECONDS_MIN, self.saturating * self._mean_tokens / rate)
+        work_seconds = self.saturating * self._mean_tokens / rate
+        return max(TARGET_SECONDS_MIN, TARGET_PART * work_seconds)
 
     @property
     def reserved_tokens(self) -> int:
