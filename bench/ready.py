@@ -33,7 +33,8 @@ from pathlib import Path
 DEFAULT = "smollm2-135m-instruct"
 LIMIT_SECONDS = 60.0
 LOOK_SECONDS = 0.001
-COMMAND = [sys.executable, "-m", "sublimate"]
+SCRIPT = Path(sys.executable).with_name("sublimate")
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "sublimate"]
 PROCESSES = {"sublimate": "command", "sublimate.edge": "edge", "sublimate.engine": "engine"}
 
 
