@@ -47,6 +47,8 @@ class Start:
     """When each part of each process was done."""
     spent: dict[str, float] = field(default_factory=dict)
     """Processor time of each process."""
+    measured: bool = False
+    """Its engine had to: nothing that it could go by was kept (engine/remember.py)."""
 
 
 def environment(folder: str) -> dict[str, str]:
@@ -104,6 +106,7 @@ def start(model: str, options: list[str], data: str) -> Start:
         assert process.stdout is not None
         events = (json.loads(line) for line in process.stdout)
         event = next(event for event in events if event["event"] == "ready")
+        result.measured = not event["engine"].get("measured_before", True)
         for name, told in (
             ("command", event),
             ("edge", event["edge"]),
@@ -142,6 +145,8 @@ def main() -> None:
         start(model, options, data)
         starts = [start(model, options, data) for _ in range(given.rounds)]
     print(f"{given.rounds} starts; load of the machine {os.getloadavg()[0]:.1f}")
+    if count := sum(one.measured for one in starts):
+        print(f"{count} engines measured: with other work beside them the outcome is not kept")
     for name in sorted(starts[0].parts, key=starts[0].parts.__getitem__):
         print(shown(name, [one.parts[name] for one in starts]))
     print(shown("ready", [one.ready for one in starts]))
