@@ -170,7 +170,9 @@ private:
         while (digits < name.size() && name[digits] >= '0' && name[digits] <= '9' &&
                number < parts_.size())
             number = number * 10 + static_cast<size_t>(name[digits++] - '0');
-        if (digits == 0 || number >= parts_.size() || !name.substr(digits).starts_with('.'))
+        // One name for each matrix: else there could be more of them than a place has room for.
+        const bool is_plain = digits == 1 || (digits > 1 && name[0] != '0');
+        if (!is_plain || number >= parts_.size() || !name.substr(digits).starts_with('.'))
             return std::nullopt;
         *layer = number;
         return find_module(name.substr(digits + 1));

@@ -299,6 +299,17 @@ TEST(a_gguf_file_that_is_wrong_is_refused_with_the_tensor) {
     EXPECT(has(extra(tensor("blk.2.attn_v.weight.lora_a", {64, 4})), "'blk.2.attn_v.weight'"));
     EXPECT(has(extra(tensor("blk.99999999999999999999.attn_v.weight.lora_a", {64, 4})),
                "no matrix of this model"));
+    // The same matrix under more names than its place has matrices.
+    EXPECT(has(broken([](TinyAdapter& a) {
+                   a.extra = [](GgufBytes& file) {
+                       for (const char* layer : {"00", "000", "0000", "00000"}) {
+                           std::string name = std::string("blk.") + layer + ".attn_q.weight";
+                           file.tensor(tensor(name + ".lora_a", {64, 4}));
+                           file.tensor(tensor(name + ".lora_b", {4, 64}));
+                       }
+                   };
+               }),
+               "is for 'blk.00.attn_q.weight', which is no matrix"));
     EXPECT(has(extra(tensor("blk.0.ffn_gate_inp.weight.lora_a", {64, 4})), "ffn_gate_inp"));
     EXPECT(has(extra(tensor("blk.0.attn_v.weight.lora_a", {64, 4})), "A and B belong together"));
     EXPECT(has(extra(tensor("blk.0.attn_v.weight", {64, 32})), "is neither A nor B"));

@@ -177,6 +177,22 @@ def test_an_engine_is_judged_by_its_loop_first_and_then_by_its_gpu() -> None:
     assert watch.look(16.0, stats(16), 0) == Verdict()
 
 
+def test_an_engine_that_comes_to_a_hot_gpu_waits_until_it_has_cooled_down() -> None:
+    gpu = SimulatedGpu(temperature=90, utilization=50, temperature_max=85)
+    watch = EngineWatch(30.0, open_gpu=lambda _: gpu)
+    watch.begin(0.0, {"gpu_index": 0})
+    for second in range(1, 8):
+        watch.look(float(second), stats(second), 0)
+    watch.begin(8.0, {"gpu_index": 0, "of": "another process"})
+    gpu.temperature = 83
+    said = {watch.look(float(second), stats(second), 0) for second in range(9, 30)}
+    assert said == {Verdict("tripped", "gpu_hot")}, "not well below"
+    gpu.temperature = 60
+    for second in range(30, 40):
+        watch.look(float(second), stats(second), 0)
+    assert watch.verdict == Verdict()
+
+
 def test_an_engine_whose_gpu_computes_nothing_is_ended_in_the_end() -> None:
     gpu = SimulatedGpu(temperature=40, utilization=0, temperature_max=85)
     watch = EngineWatch(30.0, open_gpu=lambda _: gpu)

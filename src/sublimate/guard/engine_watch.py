@@ -79,8 +79,8 @@ class EngineWatch:
         self._watchdog.begin(now_seconds, float(info.get("warm_up_seconds", 0.0)))
         if self._gpu_info is not info:
             self._gpu_info = info
-            gpu = self._open_gpu(info)
-            self._gpu = None if gpu is None else GpuWatch(gpu, self._temperature_max)
+            gpu, is_hot = self._open_gpu(info), self.verdict.fault == "gpu_hot"
+            self._gpu = None if gpu is None else GpuWatch(gpu, self._temperature_max, is_hot=is_hot)
         self._idle_since_seconds = None
         if self.verdict.fault != "gpu_hot":
             self.verdict = Verdict()

@@ -46,14 +46,15 @@ class Gpu(Protocol):
 class GpuWatch:
     """The readings of one GPU's last seconds. Takes time as an argument."""
 
-    def __init__(self, gpu: Gpu, temperature_max_celsius: int = 0) -> None:
-        """temperature_max_celsius: 0 takes the GPU's own limit."""
+    def __init__(self, gpu: Gpu, temperature_max_celsius: int = 0, *, is_hot: bool = False) -> None:
+        """temperature_max_celsius: 0 takes the GPU's own limit. is_hot: it was, when somebody
+        looked last."""
         if temperature_max_celsius < 0 or gpu.temperature_max_celsius <= COOLER_CELSIUS:
             raise ValueError("no GPU is ever cooler than its limit")
         self._gpu = gpu
         self._max_celsius = temperature_max_celsius or gpu.temperature_max_celsius
         self._window: deque[tuple[float, GpuReading, bool]] = deque()
-        self._is_hot = False
+        self._is_hot = is_hot
         self.last: GpuReading | None = None
 
     def look(self, now_seconds: float, has_work: bool) -> Fault:
