@@ -344,7 +344,7 @@ Status check_kind(const Gguf& file) {
 Status check_vocabulary(const Gguf& file, ModelConfig* config) {
     const GgufTensor* embedding = file.tensor("token_embd.weight");
     if (embedding == nullptr) return Status::error("the file has no tensor 'token_embd.weight'");
-    if (embedding->rows() > limits::VOCABULARY_MAX)
+    if (embedding->rows() < 2 || embedding->rows() > limits::VOCABULARY_MAX)
         return Status::error("a vocabulary of " + std::to_string(embedding->rows()) +
                              " tokens is not supported");
     config->vocabulary = static_cast<int32_t>(embedding->rows());

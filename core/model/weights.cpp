@@ -422,6 +422,9 @@ private:
         for (const Part& part : parts) rows += static_cast<uint64_t>(part.rows);
         const GgufTensor* whole = nullptr;
         RETURN_IF_ERROR(find(name, rows, static_cast<uint64_t>(columns), &whole));
+        if (whole->dimensions[1] != rows)
+            return Status::error("tensor '" + name + "' has " +
+                                 std::to_string(whole->dimension_count) + " dimensions, not 2");
         uint64_t at = 0;
         for (const Part& part : parts) {
             GgufTensor& some = parts_.emplace_back(*whole);

@@ -50,6 +50,7 @@ class Animal(NamedTuple):
 
 
 ANIMALS: dict[str, Animal] = {}
+EMBEDDING = "token_embd.weight"
 TOKENS: list[str] = TOKENIZER["tokenizer.ggml.tokens"]
 TYPES = [int(kind) for kind in TOKENIZER["tokenizer.ggml.token_type"]]
 EVIL = "\x1b[2J\x1b]0;owned\x07\n"
@@ -158,8 +159,35 @@ changed("no_context", "context_length' .* is 0", Value(U32, 0), "llama.context_l
 add("five_dimensions", "5 dimensions", swapped(Tensor("a", (1,) * 5, bytes(4))))
 add("dimension_of_zero", "dimension of zero", swapped(Tensor("a", (0, 4), b"")))
 add("no_dimensions", "0 dimensions", swapped(Tensor("a", (), bytes(4))))
-FEWER = Tensor("token_embd.weight", (HIDDEN, VOCABULARY - 1), bytes(4 * HIDDEN * (VOCABULARY - 1)))
+add(
+    "one_token",
+    "vocabulary of 1 tokens",
+    swapped(Tensor(EMBEDDING, (HIDDEN, 1), bytes(4 * HIDDEN))),
+)
+FEWER = Tensor(EMBEDDING, (HIDDEN, VOCABULARY - 1), bytes(4 * HIDDEN * (VOCABULARY - 1)))
 add("fewer_rows_than_tokens", "260 tokens but the embedding only 259", swapped(FEWER))
+
+
+def _fused(name: str, rows: int) -> Tensor:
+    """All rows that there should be, in one dimension more."""
+    return Tensor(f"blk.0.{name}.weight", (HIDDEN, rows // 2, 2), bytes(4 * HIDDEN * rows))
+
+
+PHI3 = {key.replace("llama.", "phi3."): entry for key, entry in model_values().items()}
+PHI3["general.architecture"] = Value(STRING, "phi3")
+UNFUSED = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+add(
+    "fused_in_three_dimensions",
+    "attn_qkv.weight' has 3 dimensions, not 2",
+    file(
+        PHI3,
+        [
+            *(t for t in model_tensors() if not any(f".{name}." in t.name for name in UNFUSED)),
+            _fused("attn_qkv", 2 * HIDDEN),
+            _fused("ffn_up", 2 * HIDDEN),
+        ],
+    ),
+)
 
 # ---- types that are not what they should be ------------------------------------------------------
 changed("architecture_a_number", "must be a string", Value(U32, 1), "general.architecture")
@@ -449,5 +477,7 @@ for name, says, make in (
     ("of_a_pipe", "not a regular file", _in_folder(
         lambda folder: ((folder / "config.json").unlink(), os.mkfifo(folder / "config.json")))),
     ("unknown_model", "names Mamba; supported are", _config(b'{"architectures":["Mamba"]}')),
+    ("layers_2_30", "num_hidden_layers", _in_folder(lambda f: None, num_hidden_layers=1 << 30)),
+    ("head_dim_2_30", "head_dim", _in_folder(lambda f: None, head_dim=1 << 30)),
 ):  # fmt: skip
     add(f"folder_{name}", says, make)
