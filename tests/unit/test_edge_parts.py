@@ -167,9 +167,9 @@ def test_what_few_need_is_loaded_when_nobody_waits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "IDLE_LOOK_SECONDS", 0.01)
     with serve() as served:
         done: list[str] = []
-        monkeypatch.setattr(later, "_load", lambda: done.append("libraries"))
         text = served.server.models.main.text
         monkeypatch.setattr(text, "warm_up", lambda: done.append("text"))
+        monkeypatch.setattr(later, "import_module", done.append)
         busy = True
         monkeypatch.setattr(EdgeServer, "is_busy", property(lambda _: busy))
         monkeypatch.setattr(limits, "IDLE_LOOKS_MAX", 1000)
@@ -177,8 +177,7 @@ def test_what_few_need_is_loaded_when_nobody_waits(monkeypatch: pytest.MonkeyPat
         time.sleep(0.1)
         assert done == []
         busy = False
-        wait_until(lambda: len(done) == 2)
-        assert set(done) == {"libraries", "text"}
+        wait_until(lambda: done == ["text", *later.LATER])
 
 
 def test_a_server_that_is_always_busy_loads_it_all_the_same(
@@ -187,11 +186,11 @@ def test_a_server_that_is_always_busy_loads_it_all_the_same(
     monkeypatch.setattr(limits, "IDLE_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(limits, "IDLE_LOOKS_MAX", 3)
     monkeypatch.setattr(EdgeServer, "is_busy", property(lambda _: True))
-    done: list[str] = []
-    monkeypatch.setattr(later, "_load", lambda: done.append("libraries"))
+    done: list[Any] = []
+    monkeypatch.setattr(later, "_load", done.append)
     with serve() as served:
         served.call(lambda: served.server.part(later.Later))
-        wait_until(lambda: done == ["libraries"])
+        wait_until(lambda: done == [served.server.models.main.text])
 
 
 def test_all_that_is_loaded_later_is_there() -> None:

@@ -15,14 +15,13 @@ from . import limits
 
 if TYPE_CHECKING:
     from .app import EdgeServer
+    from .textmodel import TextModel
 
 LATER = (
-    "sublimate.model.library",  # text that is not ASCII
     "numpy",  # masks, routing by prefix, scores
-    "llguidance",  # grammars
     "prometheus_client.exposition",  # /metrics
 )
-
+"""Beside what a text model loads (TextModel.warm_up)."""
 LOG = logging.getLogger("sublimate.edge")
 
 
@@ -39,9 +38,8 @@ class Later:
         if self._server.is_busy and self._looks_left:
             self._timer = self._server.loop.call_later(limits.IDLE_LOOK_SECONDS, self._look)
             return
-        self._server.aside.submit(_load)
-        if (text := self._server.models.main.text_if_read) is not None:
-            self._server.workers.submit(text.warm_up)
+        # Not on a thread that yields to others: a request that needs the same waits for this one.
+        self._server.workers.submit(_load, self._server.models.main.text_if_read)
 
     def drain(self) -> None:
         """Nothing that begins now would be of use to anybody."""
@@ -51,10 +49,12 @@ class Later:
         self._timer.cancel()
 
 
-def _load() -> None:
-    for name in LATER:
-        try:
+def _load(text: TextModel | None) -> None:
+    try:
+        if text is not None:
+            text.warm_up()
+        for name in LATER:
             import_module(name)
-        except ImportError:
-            LOG.exception("%s cannot be loaded", name)
+    except Exception:
+        LOG.exception("what requests may need cannot be loaded")
     gc.freeze()  # as what was there before: no collection need walk it

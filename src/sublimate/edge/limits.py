@@ -164,9 +164,10 @@ SIBLING_SECONDS = 2.0
 LEAVING_IDLE_SECONDS = 5.0
 """After another process has taken over: then connections on which nothing is asked are closed."""
 TICK_SECONDS = 1.0
-IDLE_LOOK_SECONDS, IDLE_LOOKS_MAX = 0.2, 25
+IDLE_LOOK_SECONDS, IDLE_LOOKS_MAX = 1.0, 10
 """How often a server that has just started looks whether nobody waits for an answer, to load what
-few requests need (later.py); after so many looks it does so all the same."""
+few requests need (later.py); after so many looks it does so all the same. The libraries let nothing
+else run for some tenths of a second."""
 OFFLOAD_BYTES_MIN = 16 * KIB
 """Bodies from here on are prepared on a worker thread, so that streams keep their pace.
 
