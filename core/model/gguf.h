@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -148,6 +149,13 @@ private:
 
     friend class GgufParser;
     friend class GgufParts;
+
+    // Of an opened file: what is read of it here is copied, for another process may write into it
+    // or cut it short at any time.
+    static Status parse_copy(FileMapping* mapping, Gguf* file, TensorTypes types);
+    using Fetch = std::function<Status(uint64_t bytes)>; // before so many are looked at
+    static Status parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types,
+                        const Fetch& fetch);
 
     // By name. The name that two tensors have; empty: none.
     std::string_view index_tensors();

@@ -15,6 +15,13 @@ constexpr uint64_t STRING_BYTES_MIN = 8;  // a length
 constexpr uint64_t VALUE_BYTES_MIN = 13;  // key length, type, one byte
 constexpr uint64_t TENSOR_BYTES_MIN = 32; // name length, count, one dimension, type, offset
 constexpr uint32_t DEFAULT_ALIGNMENT = 32;
+constexpr uint64_t FETCHED_BYTES = 64 << 10; // at once
+constexpr uint64_t FIRST_BYTES = 512;        // by which other formats are known
+// No header is longer: its values, that one which nobody reads, tensors and keys.
+constexpr uint64_t HEADER_BYTES_MAX =
+    uint64_t{limits::GGUF_METADATA_BYTES_MAX} + uint64_t{limits::GGUF_UNREAD_BYTES_MAX} +
+    uint64_t{limits::GGUF_TENSORS_MAX} * (limits::GGUF_TENSOR_NAME_BYTES_MAX + 64) +
+    uint64_t{limits::GGUF_KEYS_MAX} * 1024;
 constexpr uint32_t VERSION_MIN = 2;
 constexpr uint32_t VERSION_MAX = 3;
 constexpr uint32_t BIG_ENDIAN_VERSION = 0x03000000;
@@ -114,8 +121,8 @@ public:
     // small: where the data of a packed file's tensors lies, if not beyond the weights; null:
     // behind the header.
     GgufParser(std::span<const std::byte> bytes, TensorTypes types, Gguf* file,
-               const std::span<const std::byte>* small = nullptr)
-        : bytes_(bytes), types_(types), file_(*file), small_(small) {}
+               const Gguf::Fetch& fetch, const std::span<const std::byte>* small = nullptr)
+        : bytes_(bytes), types_(types), file_(*file), fetch_(fetch), small_(small) {}
 
     Status parse() {
         RETURN_IF_ERROR(parse_header());
@@ -131,7 +138,22 @@ public:
 private:
     uint64_t left() const { return bytes_.size() - position_; }
 
+    // Before the next so many bytes are looked at, which are there. False: `fail` says why not.
+    bool reach(uint64_t count) {
+        const uint64_t end = position_ + count;
+        if (end <= fetched_) return true;
+        const uint64_t wanted = (end + FETCHED_BYTES - 1) / FETCHED_BYTES * FETCHED_BYTES;
+        if (end > HEADER_BYTES_MAX)
+            lost_ = Status::error("malformed GGUF file: its metadata is larger than that of any "
+                                  "model");
+        else
+            lost_ = fetch_(std::min<uint64_t>(wanted, bytes_.size()));
+        if (lost_.ok()) fetched_ = wanted;
+        return lost_.ok();
+    }
+
     Status fail(const std::string& what) const {
+        if (!lost_.ok()) return lost_;
         return Status::error("malformed GGUF file: " + what + " (at byte " +
                              std::to_string(position_) + " of " + std::to_string(bytes_.size()) +
                              ")");
@@ -139,7 +161,7 @@ private:
 
     template <class Number>
     bool read(Number* number) {
-        if (left() < sizeof(Number)) return false;
+        if (left() < sizeof(Number) || !reach(sizeof(Number))) return false;
         std::memcpy(number, bytes_.data() + position_, sizeof(Number));
         position_ += sizeof(Number);
         return true;
@@ -147,7 +169,7 @@ private:
 
     bool read_string(uint64_t bytes_max, std::string_view* text) {
         uint64_t length = 0;
-        if (!read(&length) || length > left() || length > bytes_max) return false;
+        if (!read(&length) || length > left() || length > bytes_max || !reach(length)) return false;
         *text = {reinterpret_cast<const char*>(bytes_.data() + position_), length};
         position_ += length;
         return true;
@@ -155,6 +177,7 @@ private:
 
     Status parse_header() {
         file_.bytes_ = bytes_;
+        if (!reach(std::min<uint64_t>(FIRST_BYTES, bytes_.size()))) return lost_;
         char magic[4] = {};
         if (!read(&magic)) return fail("shorter than its magic number");
         if (std::memcmp(magic, "GGUF", sizeof magic) != 0)
@@ -211,6 +234,9 @@ private:
         RETURN_IF_ERROR(skip_payload(value, string_limit));
         value.payload = bytes_.subspan(value.offset, position_ - value.offset);
         RETURN_IF_ERROR(count_payload(value));
+        position_ = value.offset;
+        if (!reach(value.payload.size())) return lost_;
+        position_ += value.payload.size();
         file_.values_.push_back(value);
         return Status::success();
     }
@@ -417,7 +443,10 @@ private:
     std::span<const std::byte> bytes_;
     const TensorTypes types_;
     Gguf& file_;
+    const Gguf::Fetch& fetch_;
     const std::span<const std::byte>* small_;
+    uint64_t fetched_ = 0;
+    Status lost_ = Status::success(); // why bytes that are there cannot be looked at
     uint64_t position_ = 0;
     uint64_t tensor_count_ = 0;
     uint64_t value_count_ = 0;
@@ -444,16 +473,30 @@ Status check_elements(const std::vector<GgufTensor>& tensors, uint64_t file_byte
 } // namespace
 
 Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types) {
+    return parse(bytes, file, types, [](uint64_t) { return Status::success(); });
+}
+
+Status Gguf::parse_copy(FileMapping* mapping, Gguf* file, TensorTypes types) {
+    Status status = parse(mapping->bytes(), file, types,
+                          [=](uint64_t bytes) { return mapping->copy_front(bytes); });
+    mapping->close_file();
+    return status;
+}
+
+Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types,
+                   const Fetch& fetch) {
     Gguf fresh;
+    RETURN_IF_ERROR(fetch(std::min<uint64_t>(FIRST_BYTES, bytes.size())));
     if (is_packed(bytes)) {
         auto packed = std::make_shared<PackedFile>();
-        RETURN_IF_ERROR(read_packed(bytes, packed.get()));
-        RETURN_IF_ERROR(GgufParser(packed->metadata, types, &fresh, &packed->small).parse());
+        RETURN_IF_ERROR(read_packed(bytes, packed.get(), fetch));
+        const Fetch there = [](uint64_t) { return Status::success(); };
+        RETURN_IF_ERROR(GgufParser(packed->metadata, types, &fresh, there, &packed->small).parse());
         RETURN_IF_ERROR(check_elements(fresh.tensors_, bytes.size()));
         fresh.bytes_ = bytes;
         fresh.packed_ = std::move(packed);
     } else {
-        RETURN_IF_ERROR(GgufParser(bytes, types, &fresh).parse());
+        RETURN_IF_ERROR(GgufParser(bytes, types, &fresh, fetch).parse());
     }
     *file = std::move(fresh);
     return Status::success();

@@ -114,7 +114,7 @@ private:
             return Status::error("part " + std::to_string(number + 1) + " of " +
                                  std::to_string(split_.count) + " of " + base_name(path_) +
                                  " is missing: " + status.message);
-        status = Gguf::parse(mapping->bytes(), part, types_);
+        status = Gguf::parse_copy(mapping.get(), part, types_);
         if (status.ok()) status = check_whole(*part);
         Split own;
         if (status.ok()) status = read_split(*part, &own);
@@ -190,7 +190,7 @@ Status Gguf::open(const std::string& path, Gguf* file, TensorTypes types) {
     RETURN_IF_ERROR(FileMapping::open(path, mapping.get()));
     Gguf fresh;
     Split split;
-    Status status = parse(mapping->bytes(), &fresh, types);
+    Status status = parse_copy(mapping.get(), &fresh, types);
     if (status.ok()) status = read_split(fresh, &split);
     if (!status.ok()) return Status::error(path + ": " + status.message);
     fresh.mapping_ = std::move(mapping);

@@ -90,6 +90,7 @@ void* reserve_aligned(size_t bytes) {
 
 FileMapping::~FileMapping() {
     if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), mapped_bytes_);
+    close_file();
 }
 
 FileMapping::FileMapping(FileMapping&& other) noexcept {
@@ -100,6 +101,8 @@ FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);
     std::swap(mapped_bytes_, other.mapped_bytes_);
+    std::swap(copied_bytes_, other.copied_bytes_);
+    std::swap(descriptor_, other.descriptor_);
     std::swap(identity_, other.identity_);
     return *this;
 }
@@ -123,11 +126,37 @@ Status FileMapping::open(const std::string& path, FileMapping* mapping) {
             fresh.size_bytes_ = size;
             fresh.mapped_bytes_ = whole_huge_pages(size);
             fresh.identity_ = identity_of(details);
+            fresh.descriptor_ = std::exchange(descriptor, -1);
             *mapping = std::move(fresh);
         }
     }
     if (descriptor >= 0) close(descriptor);
     return status;
+}
+
+void FileMapping::close_file() {
+    if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
+}
+
+Status FileMapping::copy_front(uint64_t bytes) {
+    CHECK(bytes <= size_bytes_ && (descriptor_ >= 0 || bytes <= copied_bytes_));
+    if (bytes <= copied_bytes_) return Status::success();
+    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    const size_t end = std::min(size_bytes_, (bytes + page - 1) / page * page);
+    auto* at = const_cast<std::byte*>(data_) + copied_bytes_;
+    if (mmap(at, end - copied_bytes_, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return Status::error(with_reason("cannot get memory for its header"));
+    while (copied_bytes_ < end) {
+        const ssize_t got = retried([&] {
+            return pread(descriptor_, const_cast<std::byte*>(data_) + copied_bytes_,
+                         end - copied_bytes_, static_cast<off_t>(copied_bytes_));
+        });
+        if (got < 0) return Status::error(with_reason("it cannot be read"));
+        if (got == 0) return Status::error("it has become shorter while it was read");
+        copied_bytes_ += static_cast<size_t>(got);
+    }
+    return Status::success();
 }
 
 Status FileMapping::join(std::span<const std::byte> front, const std::vector<FilePart>& files,

@@ -49,6 +49,11 @@ public:
     static Status join(std::span<const std::byte> front, const std::vector<FilePart>& files,
                        FileMapping* mapping);
     std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
+    // The first `bytes` of them are a copy from now on, of an opened file: what was checked there
+    // stays as it was, and to read it is no SIGBUS, whatever becomes of the file. A further call
+    // copies more. Error: they are not there any more, or cannot be read.
+    Status copy_front(uint64_t bytes);
+    void close_file(); // nothing more is to be copied
     const FileIdentity& identity() const { return identity_; }
     // That a part will be read, all of it and often: read ahead, in huge pages where the file
     // system has them.
@@ -58,6 +63,8 @@ private:
     const std::byte* data_ = nullptr;
     size_t size_bytes_ = 0;
     size_t mapped_bytes_ = 0; // with the addresses behind it
+    size_t copied_bytes_ = 0; // whole pages, or all of it
+    int descriptor_ = -1;     // while something may be copied
     FileIdentity identity_;
 };
 

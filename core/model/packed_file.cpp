@@ -14,6 +14,8 @@ namespace {
 
 constexpr const char* AGAIN = ": convert the model again with `sublimate convert`";
 constexpr uint64_t SECTION_ALIGNMENT_BYTES = 64;
+// Metadata, small tensors and list of weights, which are read whole: a sparse file may claim any.
+constexpr uint64_t FRONT_BYTES_MAX = uint64_t{1} << 30;
 constexpr size_t LANES = 4; // of the checksum: independent, so that they overlap
 constexpr size_t WORD_BYTES = sizeof(uint64_t);
 constexpr uint64_t FACTOR = 0x9E3779B97F4A7C15; // odd, so that no two words become one
@@ -65,11 +67,13 @@ bool is_packed(std::span<const std::byte> file) {
     return file.size() >= WORD_BYTES && std::memcmp(file.data(), &PACKED_MAGIC, WORD_BYTES) == 0;
 }
 
-Status read_packed(std::span<const std::byte> file, PackedFile* packed) {
+Status read_packed(std::span<const std::byte> file, PackedFile* packed,
+                   const std::function<Status(uint64_t bytes)>& fetch) {
     CHECK(is_packed(file));
     PackedHeader header;
     if (file.size() < sizeof header)
         return Status::error("the packed file ends within its header: copy or convert it again");
+    RETURN_IF_ERROR(fetch(sizeof header));
     std::memcpy(&header, file.data(), sizeof header);
     if (header.version != PACKED_VERSION)
         return Status::error("the packed file has format " + std::to_string(header.version) +
@@ -85,6 +89,10 @@ Status read_packed(std::span<const std::byte> file, PackedFile* packed) {
     WeightForm form = {header.exact == 1, static_cast<Quantise>(header.quantise)};
     if (header.exact > 1 || quantise_name(form.quantise) == nullptr || !in_order(header))
         return damaged("header");
+    const uint64_t front_bytes = header.entries.offset + header.entries.bytes; // inside: in_order
+    if (front_bytes > FRONT_BYTES_MAX)
+        return Status::error("the packed file's metadata is larger than that of any model");
+    RETURN_IF_ERROR(fetch(front_bytes));
     PackedFile fresh;
     fresh.form = form;
     struct Short {

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -75,8 +76,12 @@ struct PackedFile {
 bool is_packed(std::span<const std::byte> file);
 
 // Everything that can be known without reading the weights. The message says what to do, and names
-// no file.
-Status read_packed(std::span<const std::byte> file, PackedFile* packed);
+// no file. `fetch` is called before any of the first so many bytes is looked at.
+Status read_packed(
+    std::span<const std::byte> file, PackedFile* packed,
+    const std::function<Status(uint64_t bytes)>& fetch = [](uint64_t) {
+        return Status::success();
+    });
 
 // Whether it can be loaded in the form that was asked for; its own quantisation need not be named.
 Status check_form(const PackedFile& packed, const WeightForm& asked);

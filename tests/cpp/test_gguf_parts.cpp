@@ -203,6 +203,48 @@ TEST(other_formats_are_named) {
     EXPECT(is(std::string("GGUF\0\0\0\x03", 8), "big-endian"));
 }
 
+// Somebody copies another model over the file, or cuts it short, while it is read: its header is
+// what it was, and to look at it is no SIGBUS.
+TEST(header_outlives_its_file) {
+    Folder folder;
+    GgufBytes content;
+    content.text("general.name", "what it was");
+    content.texts("tokenizer.ggml.tokens", std::vector<std::string>(50000, "token"));
+    content.tensor({"a", TensorType::f32, {8}, std::vector<std::byte>(32)});
+    const std::string path = folder.write("m.gguf", content.bytes());
+    Gguf file;
+    EXPECT_EQ(Gguf::open(path, &file).message, "");
+    const auto size = std::filesystem::file_size(path);
+    folder.write("m.gguf", std::vector<std::byte>(size, std::byte{0xff}));
+    std::filesystem::resize_file(path, 1);
+    std::string_view name;
+    std::vector<std::string_view> tokens;
+    EXPECT_EQ(file.string("general.name", &name).message, "");
+    EXPECT_EQ(std::string(name), "what it was");
+    EXPECT_EQ(file.strings("tokenizer.ggml.tokens", &tokens).message, "");
+    EXPECT(tokens.size() == 50000 && tokens.back() == "token");
+    EXPECT(file.tensor("a") != nullptr);
+}
+
+TEST(file_that_shrinks_before_it_was_copied_is_an_error) {
+    Folder folder;
+    const std::vector<std::byte> bytes(300000, std::byte{7});
+    const std::string path = folder.write("m.gguf", bytes);
+    FileMapping mapping;
+    EXPECT_EQ(FileMapping::open(path, &mapping).message, "");
+    EXPECT_EQ(mapping.copy_front(5000).message, "");
+    EXPECT_EQ(mapping.copy_front(100000).message, "");
+    std::filesystem::resize_file(path, 100000);
+    EXPECT(mapping.bytes()[99999] == std::byte{7});
+    EXPECT_EQ(mapping.copy_front(100).message, ""); // it is there
+    EXPECT_EQ(mapping.copy_front(200000).message, "it has become shorter while it was read");
+    FileMapping whole;
+    EXPECT_EQ(FileMapping::open(folder.write("n.gguf", bytes), &whole).message, "");
+    EXPECT_EQ(whole.copy_front(300000).message, "");
+    whole.close_file();
+    EXPECT(whole.bytes().back() == std::byte{7});
+}
+
 TEST(metadata_beyond_any_models_is_refused) {
     auto message = [](const GgufBytes& file) {
         std::vector<std::byte> bytes = file.bytes();
