@@ -268,6 +268,7 @@ def test_a_conversation_of_all_markers_is_refused_and_nothing_worse() -> None:
         "{{ 'a' * 1000000000 }}",
         "{% set n = namespace(a='aaaaaaaaaa') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}"
         "{% endfor %}{{ n.a }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
     ],
 )
 def test_time_and_memory_are_bounded(source: str) -> None:

@@ -41,6 +41,8 @@ enough for 50,000 turns of a usual template or the largest body."""
 OUTPUT_CHARACTERS_MAX = 1 << 26
 """Twice the largest request body."""
 SOURCE_CHARACTERS_MAX = 1 << 20
+INDENT_MAX = 8
+"""Of JSON: spaces for each level."""
 
 ENDLESS = "The chat template of the model takes too many steps, or writes too much, for any prompt."
 
@@ -109,6 +111,8 @@ def _strftime_now(layout: str) -> str:
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     """As json.dumps(value, ensure_ascii=False, indent=indent) writes it."""
+    if indent is not None and indent > INDENT_MAX:
+        raise TemplateLimitError  # a template of 30 letters could ask for gigabytes of spaces
     return msgspec.json.format(msgspec.json.encode(value), indent=indent or 0).decode()
 
 
