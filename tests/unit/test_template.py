@@ -297,6 +297,31 @@ def test_a_template_reaches_nothing_of_the_interpreter(source: str) -> None:
     assert "root:" not in plain and "class" not in plain and "module" not in plain
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "strftime_now(1)",
+        "strftime_now()",
+        "strftime_now('a\\u0000b')",
+        "raise_exception()",
+        "[1] | tojson(indent='x')",
+        "[1] | tojson(indent=1.5)",
+        "[1] | tojson(1, 2, 3)",
+        "{none: 2} | tojson",
+    ],
+)
+def test_a_template_that_calls_wrongly_is_one_that_refuses(call: str) -> None:
+    """What Python raises there would end whoever loads the model, or its requests."""
+    turns = [said(("user", "assistant")[n % 2], "hi") for n in range(3)]
+    always = made(f"{{{{ {call} }}}}{{{{ messages[0].content }}}}")
+    assert always.render(turns).text == made("").render(turns).text, "the built-in one serves"
+    rarely = made(
+        f"{{% if messages | length > 2 %}}{{{{ {call} }}}}{{% endif %}}{{{{ messages[0].content }}}}"
+    )
+    assert rarely.render(turns[:1]).plain == "hi"
+    assert rarely.render(turns).text == made("").render(turns).text
+
+
 @pytest.mark.parametrize("source", ["{% for %}", "{{", "{% if x %}", "{% nothing %}"])
 def test_an_unreadable_template_is_an_error_at_load(source: str) -> None:
     with pytest.raises(ModelError, match="chat template"):

@@ -100,6 +100,19 @@ class _RefusedError(Exception):
     """The template raised, or did not show what it was given."""
 
 
+def _for_templates(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A template that calls it otherwise than it can be called has refused, as one that raises:
+    minijinja hands on whatever is raised."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError):
+            raise _RefusedError from None
+
+    return call
+
+
 def _raise_exception(message: object) -> None:
     del message  # of the template; nobody sees it
     raise _RefusedError
@@ -348,8 +361,11 @@ def _environment(source: str, fallback: str) -> minijinja.Environment:
     source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)
     environment = minijinja.Environment(
         templates={"chat": source, "fallback": fallback},
-        filters={"tojson": _to_json},
-        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        filters={"tojson": _for_templates(_to_json)},
+        globals={
+            "raise_exception": _for_templates(_raise_exception),
+            "strftime_now": _for_templates(_strftime_now),
+        },
         fuel=FUEL_MAX,
         undefined_behavior="chainable",
         trim_blocks=True,
@@ -364,6 +380,8 @@ def _environment(source: str, fallback: str) -> minijinja.Environment:
                 raise ModelError("The chat template of the model cannot be read.") from None
             if error.kind == "OutOfFuel":
                 raise ModelError(ENDLESS) from None
+        except TemplateLimitError:
+            raise ModelError(ENDLESS) from None
         except _RefusedError:
             pass  # an empty conversation is nothing to a template
     return environment
