@@ -17,7 +17,7 @@ from sublimate import _core
 from sublimate.config import EdgeSettings
 from sublimate.control import channel
 from sublimate.control.channel import ModelPlace
-from sublimate.edge import limits
+from sublimate.edge import limits, loading
 from sublimate.edge.loading import OnDemand
 from tiny_file import write_tiny
 from tiny_model import STOP, TINY_TEMPLATE, tiny_model
@@ -234,6 +234,17 @@ def test_one_whose_file_cannot_be_read_is_wanted_no_more(several: Several) -> No
     count = len(several.said(channel.ModelWanted))
     assert count > 0
     several.taken(*["other"] * count)
+
+
+def test_whatever_a_reader_raises_nobody_waits_for_it(
+    several: Several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: str) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(loading, "load_text_model", broken)
+    reply = several.ask().result(WAIT_SECONDS)
+    assert reply.status_code == 503 and reply.json()["reason"] == "load_failed"
 
 
 def test_nobody_waits_for_ever(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:

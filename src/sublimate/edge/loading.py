@@ -148,6 +148,11 @@ class Loading:
             served.failure = (LOAD_FAILED, UNREADABLE)
             self._wake(served)
             return
+        except Exception:
+            # A library that reads files may raise anything; nobody is to wait for what has ended.
+            LOG.exception("the model %s cannot be read", served.name)
+            self.failed(served, LOAD_FAILED, UNREADABLE)
+            return
         finally:
             del self._reading[served]
         if served.text_version != version:
