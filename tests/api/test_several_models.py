@@ -307,6 +307,34 @@ def test_a_lost_engine_is_its_models_matter_alone(several: Several) -> None:
     assert [client.get(path).status_code for path in ("/health", "/readyz")] == [200, 200]
 
 
+def test_a_lost_engine_that_leaves_before_it_is_back_is_loaded_anew(several: Several) -> None:
+    """As when nobody has used the model meanwhile, or its file is gone."""
+    several.bring()
+    wait_until(lambda: several.state() == "loaded")
+    server = several.served.server
+    several.served.call(lambda: server.engine_lost(engine=1))
+    assert several.state() == "lost"
+    idle: list[int] = []
+    several.served.call(lambda: server.models.leave(1, lambda: idle.append(1)))
+    assert idle == [1] and several.state() == "unloaded"
+    later = several.ask()
+    several.wanted("other")
+    several.bring(number=2)
+    assert text_of(later.result(WAIT_SECONDS)) == ANSWER
+    assert text_of(several.served.message("say hello")) == "Hello there!"
+
+
+def test_what_is_told_of_unknown_engines_and_models_is_nothing(several: Several) -> None:
+    """As an edge hears it that is older than a reload."""
+    server = several.served.server
+    idle: list[int] = []
+    several.served.call(lambda: server.models.leave(9, lambda: idle.append(9)))
+    several.served.call(lambda: server.models.failed("newer", "load_failed", "It is too large."))
+    several.served.call(lambda: server.models.file_changed("newer"))
+    assert idle == [9]
+    assert text_of(several.served.message("say hello")) == "Hello there!"
+
+
 def test_a_main_model_that_rests_is_no_fault(several: Several) -> None:
     client, server = several.served.client, several.served.server
     several.served.call(lambda: server.models.leave(0, lambda: None))

@@ -57,7 +57,8 @@ class Models:
         for name in ALWAYS:
             self._names.setdefault(name, self.main)
         self._engines: dict[int, Served] = {}
-        """By number, of those that were told of."""
+        """By number, of those that were told of, until they have left."""
+        self._leaving: set[int] = set()
 
     def _add_names(self, served: Served) -> None:
         """What else it is called, if nothing else is."""
@@ -141,13 +142,15 @@ class Models:
         return owner if served is self.main else owner + served.name.encode()
 
     def failed(self, name: str, reason: str, message: str) -> None:
-        """That model could not be loaded."""
-        if self.loading is not None:
-            self.loading.failed(self._names[name], reason, message)
+        """That model could not be loaded: one that this edge need not have, if others are newer."""
+        served = self._names.get(name)
+        if self.loading is not None and served is not None:
+            self.loading.failed(served, reason, message)
 
     def file_changed(self, name: str) -> None:
         """That model's file is another one. Engines that have the one before are of no use."""
-        served = self._names[name]
+        if (served := self._names.get(name)) is None:
+            return
         for link in served.links:
             self.lost(link.number)
         served.engines.was_lost = False
@@ -199,14 +202,24 @@ class Models:
     def lost(self, number: int, reason: str = "", message: str = "") -> None:
         """As Engines.lost."""
         served = self.engines_of(number)
-        self._engines.pop(number, None)
+        # One that was not to leave comes back under its number, or leaves before it does.
+        if number in self._leaving:
+            self._leaving.discard(number)
+            del self._engines[number]
         served.engines.lost(number, reason, message)
         if self.loading is not None:
             self.loading.left(served, number)
 
     def leave(self, number: int, idle: Callable[[], None]) -> None:
-        """As Engines.leave."""
-        served = self.engines_of(number)
+        """As Engines.leave. `idle` at once where nobody has told of it."""
+        served = self._engines.get(number)
+        if served is None:
+            idle()
+            return
+        if any(link.number == number for link in served.links):
+            self._leaving.add(number)
+        else:
+            del self._engines[number]
         if self.loading is not None:
             self.loading.left(served, number)
         served.engines.leave(number, idle)
