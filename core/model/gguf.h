@@ -154,8 +154,8 @@ private:
     // or cut it short at any time.
     static Status parse_copy(FileMapping* mapping, Gguf* file, TensorTypes types);
     using Fetch = std::function<Status(uint64_t bytes)>; // before so many are looked at
-    static Status parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types,
-                        const Fetch& fetch);
+    static Status parse_with(const Fetch& fetch, std::span<const std::byte> bytes, Gguf* file,
+                             TensorTypes types);
 
     // By name. The name that two tensors have; empty: none.
     std::string_view index_tensors();

@@ -473,18 +473,18 @@ Status check_elements(const std::vector<GgufTensor>& tensors, uint64_t file_byte
 } // namespace
 
 Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types) {
-    return parse(bytes, file, types, [](uint64_t) { return Status::success(); });
+    return parse_with([](uint64_t) { return Status::success(); }, bytes, file, types);
 }
 
 Status Gguf::parse_copy(FileMapping* mapping, Gguf* file, TensorTypes types) {
-    Status status = parse(mapping->bytes(), file, types,
-                          [=](uint64_t bytes) { return mapping->copy_front(bytes); });
+    Status status = parse_with([=](uint64_t bytes) { return mapping->copy_front(bytes); },
+                               mapping->bytes(), file, types);
     mapping->close_file();
     return status;
 }
 
-Status Gguf::parse(std::span<const std::byte> bytes, Gguf* file, TensorTypes types,
-                   const Fetch& fetch) {
+Status Gguf::parse_with(const Fetch& fetch, std::span<const std::byte> bytes, Gguf* file,
+                        TensorTypes types) {
     Gguf fresh;
     RETURN_IF_ERROR(fetch(std::min<uint64_t>(FIRST_BYTES, bytes.size())));
     if (is_packed(bytes)) {

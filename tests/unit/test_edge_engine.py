@@ -1,6 +1,7 @@
 """The edge's side of an engine when something there or here does not do its part."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,8 @@ from sublimate import _core
 from sublimate.edge import engine as edge_engine
 from sublimate.edge.engine import EngineLink, Submission
 from sublimate.edge.errors import ApiError
+from sublimate.edge.observe.stories import Stories
+from sublimate.edge.observe.trace import EngineTrace
 from sublimate.edge.record import Tenant
 from test_edge_record import chosen
 
@@ -178,6 +181,36 @@ def test_an_engine_that_never_ran_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         assert not broke
 
     with_link(_core.Region.create(16), story)
+
+
+# ---- what is left of one -------------------------------------------------------------------------
+def test_a_lost_engine_keeps_no_descriptor(running: _core.Region) -> None:
+    """Requests that it had are told of for long, each with the trace of its engine."""
+
+    async def serve_once(stories: Stories) -> EngineTrace:
+        region = _core.Region.attach(*running.fds)
+        lost: list[EngineLink] = []
+        loop, vocabulary = asyncio.get_running_loop(), _core.Vocabulary(TOKENS)
+        link = EngineLink(loop, region, vocabulary, INFO, lambda: lost[0].close())
+        lost.append(link)  # so that the link and what it tells are in a cycle, as in Engines
+        stories.engine_up(link.trace)
+        link.close()
+        stories.engine_lost(link.trace)
+        return link.trace
+
+    async def run() -> None:
+        stories = Stories(asyncio.get_running_loop(), is_always_traced=False)
+        before = len(os.listdir("/proc/self/fd"))
+        kept = [await serve_once(stories) for _ in range(3)]
+        await asyncio.sleep(0.01)  # each had something to do once more
+        assert [trace.read() for trace in kept] == [(0, b"")] * 3
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 # ---- one bad listener ----------------------------------------------------------------------------

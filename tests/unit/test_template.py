@@ -315,9 +315,8 @@ def test_a_template_that_calls_wrongly_is_one_that_refuses(call: str) -> None:
     turns = [said(("user", "assistant")[n % 2], "hi") for n in range(3)]
     always = made(f"{{{{ {call} }}}}{{{{ messages[0].content }}}}")
     assert always.render(turns).text == made("").render(turns).text, "the built-in one serves"
-    rarely = made(
-        f"{{% if messages | length > 2 %}}{{{{ {call} }}}}{{% endif %}}{{{{ messages[0].content }}}}"
-    )
+    shown = "{{ messages[0].content }}"
+    rarely = made(f"{{% if messages | length > 2 %}}{{{{ {call} }}}}{{% endif %}}{shown}")
     assert rarely.render(turns[:1]).plain == "hi"
     assert rarely.render(turns).text == made("").render(turns).text
 

@@ -382,10 +382,17 @@ class EngineLink:
         self._loop.remove_reader(self._bell)
         self._masks.close()
         self.reservations.close()
+        # It is in a cycle with it, and would keep the region's memory and descriptors for as long
+        # as nobody collects those.
+        self._on_broken = _nothing
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
             _guarded(listener, listener.engine_lost)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _unavailable() -> ApiError:

@@ -62,6 +62,14 @@ class _Held(msgspec.Struct, kw_only=True):
     is_over: bool = False
 
 
+def _nobody_is_told(key: int, reason: str) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
+
+
 class MaskKeeper:
     """Of one engine's region. On the event loop's thread, but for the making of long masks.
 
@@ -159,6 +167,8 @@ class MaskKeeper:
         self._is_open = False
         self._held.clear()
         self._waiting.clear()
+        # Both lead back to whoever holds this: a cycle that keeps the region.
+        self._failed, self._broken = _nobody_is_told, _nothing
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

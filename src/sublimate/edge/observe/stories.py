@@ -240,6 +240,7 @@ class Stories:
         self._engines.remove(engine)
         self._tickets = {key: story for key, story in self._tickets.items() if key[0] is not engine}
         self._steps.pop(engine, None)
+        engine.close()
 
     def collect(self) -> None:
         """Read what the loops have told since the last time."""

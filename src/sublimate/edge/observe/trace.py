@@ -56,19 +56,27 @@ class EngineTrace:
 
     def __init__(self, region: _core.Region, info: dict[str, Any]) -> None:
         """info: that of the engine, which names its kernels."""
-        self._reader = _core.TraceReader(region)
+        self._reader: _core.TraceReader | None = _core.TraceReader(region)
+        """None: its region is gone."""
         self._variants = [_variant(info, phase) for phase in PHASES]
 
     def follow(self, seconds: float) -> None:
         """The loop traces for so long, unless this is said again; 0: no more. Raises ValueError."""
         if seconds < 0:
             raise ValueError("a time to follow")
+        if self._reader is None:
+            return
         until = time.monotonic_ns() + int(seconds * NS_PER_SECOND) if seconds else 0
         self._reader.follow(until)
 
     def read(self) -> tuple[int, bytes]:
         """(records that were overwritten before they were read, the next ones)."""
-        return self._reader.read(READ_MAX)
+        return (0, b"") if self._reader is None else self._reader.read(READ_MAX)
+
+    def close(self) -> None:
+        """Nothing more will come. What was read can be told for as long as anybody keeps it, which
+        is not to keep the region's memory and descriptors."""
+        self._reader = None
 
     def told(self, records: bytes | bytearray, at: int = 0) -> dict[str, Any]:
         """The record at an offset: its time `ns`, `what` it is, and its arguments by name. Raises
