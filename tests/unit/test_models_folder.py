@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     whole.mkdir()
     (whole / "config.json").write_text('{"model_type": "llama", "torch_dtype": "bfloat16"}')
     (whole / "model.safetensors").write_bytes(b"x" * 7)
-    for name in (".hidden.gguf", "small.lock", ".fetch-small-1"):
+    for name in (".hidden.gguf", "small.lock", ".fetch-small-1", "a\x1b[2Jb.gguf", "a\nb.gguf"):
         (made / name).write_bytes(b"")
     (made / "empty").mkdir()
     return made
@@ -48,7 +48,8 @@ def test_a_model_goes_with_all_that_is_its(folder: Path) -> None:
     removed(folder, "large")
     removed(folder, "whole")
     left = sorted(path.name for path in folder.iterdir())
-    assert left == [".fetch-small-1", ".hidden.gguf", "empty", "small.lock"]
+    strange = ["a\nb.gguf", "a\x1b[2Jb.gguf"]
+    assert left == [".fetch-small-1", ".hidden.gguf", *strange, "empty", "small.lock"]
 
 
 def test_a_packed_file_is_another_model_than_its_source(folder: Path) -> None:

@@ -151,7 +151,8 @@ class Loading:
         except Exception:
             # A library that reads files may raise anything; nobody is to wait for what has ended.
             LOG.exception("the model %s cannot be read", served.name)
-            self.failed(served, LOAD_FAILED, UNREADABLE)
+            served.failure = (LOAD_FAILED, UNREADABLE)
+            self._wake(served)
             return
         finally:
             del self._reading[served]

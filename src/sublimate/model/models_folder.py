@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from .source import weight_bytes
 
 CACHE = "cache"
 """In place of a folder: the one that `pull` fills."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Names are written to terminals."""
 FIRST_PART = 1
 NOTE = ".json"
 """Behind the name of a file, the note that `pull` keeps of it."""
@@ -45,8 +48,8 @@ class KeptModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models_in(folder: Path) -> list[KeptModel]:
-    """By name, so many at most; none of a folder that is not there. Raises ModelError for one that
-    cannot be read."""
+    """By name, so many at most, without what has control characters in its name; none of a folder
+    that is not there. Raises ModelError for one that cannot be read."""
     try:
         names = sorted(os.listdir(folder))[:ENTRIES_MAX]
     except FileNotFoundError:
@@ -55,7 +58,7 @@ def models_in(folder: Path) -> list[KeptModel]:
         raise ModelError(f"The folder {folder} cannot be read: {error.strerror}.") from None
     found: list[KeptModel] = []
     for name in names:
-        if name.startswith(".") or not is_utf8(name):
+        if name.startswith(".") or not is_utf8(name) or CONTROL.search(name):
             continue
         with contextlib.suppress(OSError):
             kept = _kept(folder, name, names)
