@@ -83,6 +83,7 @@ constexpr int64_t GGUF_METADATA_BYTES_MAX = 32 << 20;
 constexpr int64_t GGUF_ELEMENTS_MAX = 1 << 21;
 constexpr int64_t GGUF_STRING_BYTES_MAX = 4 << 20;
 constexpr int64_t GGUF_UNREAD_BYTES_MAX = 64 << 20; // tokenizer.huggingface.json
+constexpr int64_t GGUF_TEXT_BYTES_MAX = 96 << 20;   // of a folder that `convert` has packed
 constexpr int32_t GGUF_DIMENSIONS_MAX = 4;
 constexpr int64_t GGUF_KEY_BYTES_MAX = 65535;      // of the format's specification
 constexpr int64_t GGUF_TENSOR_NAME_BYTES_MAX = 64; // likewise

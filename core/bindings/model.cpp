@@ -166,8 +166,8 @@ Quantise quantise_from(const std::string& name) {
 }
 
 void convert(const std::string& source, const std::string& target, bool exact,
-             const std::string& quantize, bool replace, int32_t threads,
-             const std::optional<Progress>& progress) {
+             const std::string& quantize, bool replace, int32_t threads, const Gguf* joined,
+             const std::string& text, const std::optional<Progress>& progress) {
     ConvertOptions options;
     options.form = {exact, quantise_from(quantize)};
     if (exact && options.form.quantise != Quantise::none)
@@ -177,7 +177,10 @@ void convert(const std::string& source, const std::string& target, bool exact,
     options.replace = replace;
     options.threads = threads;
     if (progress) options.progress = *progress;
-    with_threads([&] { raise_if_error(convert_model(source, target, options)); });
+    with_threads([&] {
+        raise_if_error(joined == nullptr ? convert_model(source, target, options)
+                                         : convert_joined(*joined, source, text, target, options));
+    });
 }
 
 void bind_gguf(nb::module_& m) {
@@ -199,7 +202,8 @@ void bind_gguf(nb::module_& m) {
         .def_prop_ro("tensors", &gguf_tensors)
         .def_prop_ro("packed", &gguf_packed);
     m.def("convert", &convert, "source"_a, "target"_a, nb::kw_only(), "exact"_a = false,
-          "quantize"_a = "", "replace"_a = false, "threads"_a = 0, "progress"_a = nb::none());
+          "quantize"_a = "", "replace"_a = false, "threads"_a = 0, "joined"_a = nb::none(),
+          "text"_a = "", "progress"_a = nb::none());
     m.def(
         "verify_packed", [](const std::string& path) { raise_if_error(verify_packed(path)); },
         "path"_a, nb::call_guard<nb::gil_scoped_release>());

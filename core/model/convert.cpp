@@ -50,8 +50,10 @@ void put_text(std::vector<std::byte>* out, std::string_view text) {
     put_bytes(out, text.data(), text.size());
 }
 
-// The source's header, with the data of what is small behind each other in `small`.
-std::vector<std::byte> header_of(const Gguf& file, std::vector<std::byte>* small) {
+// The source's header, with the data of what is small behind each other in `small`. text: under a
+// key of its own, if there is any.
+std::vector<std::byte> header_of(const Gguf& file, const std::string& text,
+                                 std::vector<std::byte>* small) {
     std::vector<std::byte> out;
     put_bytes(&out, "GGUF", 4);
     put(&out, GGUF_VERSION);
@@ -59,7 +61,12 @@ std::vector<std::byte> header_of(const Gguf& file, std::vector<std::byte>* small
     std::vector<GgufValue> values = file.values();
     // Of a model in parts, which this one no longer is.
     std::erase_if(values, [](const GgufValue& value) { return value.key.starts_with("split."); });
-    put(&out, uint64_t{values.size()});
+    put(&out, uint64_t{values.size() + (text.empty() ? 0 : 1)});
+    if (!text.empty()) {
+        put_text(&out, PACKED_TEXT_KEY);
+        put(&out, static_cast<uint32_t>(ValueType::string));
+        put_text(&out, text);
+    }
     for (const GgufValue& value : values) {
         put_text(&out, value.key);
         if (value.is_array) put(&out, static_cast<uint32_t>(ValueType::array));
@@ -169,10 +176,10 @@ PackedSection section(uint64_t offset, std::span<const std::byte> bytes) {
     return {offset, bytes.size(), section_checksum(bytes)};
 }
 
-Status write_packed(const Gguf& file, const Weights& weights, const std::string& target,
-                    const ConvertOptions& options) {
+Status write_packed(const Gguf& file, const std::string& text, const Weights& weights,
+                    const std::string& target, const ConvertOptions& options) {
     std::vector<std::byte> small;
-    const std::vector<std::byte> metadata = header_of(file, &small);
+    const std::vector<std::byte> metadata = header_of(file, text, &small);
     const std::span<const std::byte> entries = std::as_bytes(std::span(weights.entries));
     const std::span<const std::byte> data(weights.data, static_cast<size_t>(weights.bytes));
     PackedHeader header;
@@ -216,14 +223,22 @@ Status check_target(const std::string& source, const std::string& target, bool r
 
 Status convert_model(const std::string& source, const std::string& target,
                      const ConvertOptions& options) {
-    CHECK(options.threads >= 0 && options.threads <= limits::COMPUTE_THREADS_MAX);
-    CHECK(!options.form.exact || options.form.quantise == Quantise::none);
     RETURN_IF_ERROR(check_target(source, target, options.replace));
     Gguf file;
     RETURN_IF_ERROR(Gguf::open(source, &file));
     if (file.packed() != nullptr)
         return Status::error(source + ": the file is packed already: convert what it was made of");
+    return convert_joined(file, source, "", target, options);
+}
+
+Status convert_joined(const Gguf& file, const std::string& source, const std::string& text,
+                      const std::string& target, const ConvertOptions& options) {
+    CHECK(options.threads >= 0 && options.threads <= limits::COMPUTE_THREADS_MAX);
+    CHECK(!options.form.exact || options.form.quantise == Quantise::none);
+    RETURN_IF_ERROR(check_target(source, target, options.replace));
     auto told = [&](const Status& status) { return Status::error(source + ": " + status.message); };
+    if (text.size() > uint64_t{limits::GGUF_TEXT_BYTES_MAX})
+        return Status::error(source + ": its tokenizer is larger than that of any model");
     ModelConfig config;
     if (Status status = read_config(file, {}, &config); !status.ok()) return told(status);
     RopeTables ropes;
@@ -235,7 +250,7 @@ Status convert_model(const std::string& source, const std::string& target,
     Weights weights;
     Status status = load_weights(file, config, options.form, {}, pool, progress, &weights);
     if (!status.ok()) return told(status);
-    RETURN_IF_ERROR(write_packed(file, weights, target, options));
+    RETURN_IF_ERROR(write_packed(file, text, weights, target, options));
     if (options.progress) options.progress(1.0f);
     return Status::success();
 }

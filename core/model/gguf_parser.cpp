@@ -107,6 +107,7 @@ constexpr KnownKey KNOWN_KEYS[] = {
     {"tokenizer.ggml.token_type", ValueType::i32, true, 0},
     {"tokenizer.chat_template", ValueType::string, false, 0},
     {UNREAD_KEY, ValueType::string, false, limits::GGUF_UNREAD_BYTES_MAX},
+    {PACKED_TEXT_KEY, ValueType::string, false, limits::GGUF_TEXT_BYTES_MAX},
 };
 
 } // namespace
@@ -244,7 +245,7 @@ private:
     // What all of a file's values are read into has to fit: a sparse file of a few KB may claim
     // them to be terabytes.
     Status count_payload(const GgufValue& value) {
-        if (value.key == UNREAD_KEY) return Status::success();
+        if (value.key == UNREAD_KEY || value.key == PACKED_TEXT_KEY) return Status::success();
         payload_bytes_ += value.payload.size(); // of mapped memory, so it cannot wrap
         if (value.is_array) elements_ += value.count;
         if (payload_bytes_ > uint64_t{limits::GGUF_METADATA_BYTES_MAX} ||

@@ -3,7 +3,8 @@
 //
 //   header       PackedHeader; what follows begins at PACKED_PAGE_BYTES
 //   metadata     the source's GGUF header, version 3: all keys, and every tensor's name, type and
-//                shape. Its offsets are those in `small`, or DETACHED
+//                shape. Its offsets are those in `small`, or DETACHED. Of a folder also what its
+//                other files say of text, under PACKED_TEXT_KEY
 //   small        tensors that are read with the configuration, as they were
 //   entries      a PackedEntry per piece of the weights, in the order of execution
 //   weights      what load_weights packs (weights.h), at a multiple of PACKED_ALIGNMENT_BYTES
@@ -12,8 +13,8 @@
 // that of the weights only by verify_packed, since reading them is what a map avoids. The panels
 // are the same for all instruction sets, so a file that was written on one machine is read on any.
 //
-// defines: PackedEntry, PackedForm, PackedSection, PackedHeader, PackedFile, DETACHED, is_packed,
-// read_packed, check_form, section_checksum
+// defines: PackedEntry, PackedForm, PackedSection, PackedHeader, PackedFile, DETACHED,
+// PACKED_TEXT_KEY, is_packed, read_packed, check_form, section_checksum
 #pragma once
 
 #include <cstddef>
@@ -34,6 +35,8 @@ constexpr uint64_t PACKED_MAGIC = 0x54414D494C425553; // "SUBLIMAT"
 constexpr uint64_t PACKED_PAGE_BYTES = 4096;
 constexpr uint64_t PACKED_ALIGNMENT_BYTES = uint64_t{2} << 20; // a huge page
 constexpr uint64_t DETACHED = UINT64_MAX;                      // its data is not in the file
+// JSON (src/sublimate/model/folder/packed_text.py).
+constexpr const char* PACKED_TEXT_KEY = "sublimate.text";
 
 // What a piece of the weights is; its name and shape follow from the model.
 struct PackedEntry {

@@ -87,10 +87,13 @@ def convert(
     quantize: str = "",
     replace: bool = False,
     threads: int = 0,
+    joined: Gguf | None = None,
+    text: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> None:
     """Writes a packed file (core/model/packed_file.h) of a model, whole or not at all. quantize: as
-    for Model.load; threads 0: all cores. Raises CoreError."""
+    for Model.load; threads 0: all cores. joined: a folder's tensors, with what it says of text;
+    `source` is its name then. Raises CoreError."""
 
 def verify_packed(path: str) -> None:
     """Reads all of a packed file. Raises CoreError if it is not as it was written."""

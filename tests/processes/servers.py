@@ -118,7 +118,7 @@ class Server:
         found: dict[str, list[int]] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
-                fields = path.read_text().rpartition(")")[2].split()
+                fields = path.read_text(errors="replace").rpartition(")")[2].split()
                 if int(fields[1]) == self.process.pid and fields[0] not in "ZX":
                     command = (path.parent / "cmdline").read_bytes().split(b"\0")
                     found.setdefault(command[2].decode(), []).append(int(path.parent.name))

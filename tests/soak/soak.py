@@ -200,7 +200,7 @@ def children(supervisor: int) -> Iterator[tuple[str, int]]:
     found: dict[str, list[int]] = {"edge": [], "engine": []}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
             words = (path.parent / "cmdline").read_bytes().split(b"\0")
             if int(fields[1]) == supervisor and fields[0] not in "ZX" and len(words) > 2:
                 name = words[2].decode().rpartition(".")[2]

@@ -137,7 +137,7 @@ def _family(pid: int, role: str) -> list[Process]:
     family = [Process(role, pid)]
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
             if parent == pid:
                 command = (path.parent / "cmdline").read_bytes().decode(errors="replace")
                 module = re.search(r"sublimate\.(edge|engine)\b", command)

@@ -19,6 +19,7 @@ from .output import note, out, run_guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .. import _core
     from ..config import EngineSettings
 
 PACKED_SUFFIX = ".sublimate"
@@ -102,11 +103,7 @@ def _convert(
     if threads > _core.LIMITS["COMPUTE_THREADS_MAX"]:
         raise ConfigError(f"threads: at most {_core.LIMITS['COMPUTE_THREADS_MAX']}.")
     file = fetch(model, folder)
-    if file.path.is_dir():
-        raise ModelError(
-            f"{file.path} is a folder: a packed file holds what a GGUF file says of text, not its "
-            "tokenizer.json. Serve the folder itself (--quantize works there too)."
-        )
+    joined, text = _folder(file.path) if file.path.is_dir() else (None, "")
     try:
         with _Bar(file.name) as progress:
             _core.convert(
@@ -116,12 +113,23 @@ def _convert(
                 quantize=quantize,
                 replace=replace,
                 threads=threads,
+                joined=joined,
+                text=text,
                 progress=progress,
             )
     except _core.CoreError as error:
         raise ModelError(str(error)) from None
     except MemoryError:
         raise ModelError(f"There is too little memory to pack {file.name}.") from None
+
+
+def _folder(path: Path) -> tuple[_core.Gguf, str]:
+    """A Hugging Face folder's tensors, and what its other files say of text. Raises ModelError."""
+    from ..model.folder.packed_text import packed_text
+    from ..model.folder.reader import open_folder
+    from ..model.source import header_of
+
+    return header_of(str(path)), packed_text(open_folder(path).text_metadata())
 
 
 def _measure(target: Path, settings: EngineSettings, folder: Path) -> None:

@@ -54,7 +54,7 @@ def _edges(process_id: int) -> set[int]:
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[1]) == process_id and fields[0] not in "ZX":
                 words = (path / "cmdline").read_bytes().split(b"\0")
                 if words[2].decode(errors="replace").endswith((EDGE, ".legacy")):

@@ -118,7 +118,9 @@ def _maps_of(process: Path) -> Iterator[int]:
 def _eldest(processes: set[int]) -> set[int]:
     """Those that none of the others has started."""
     with suppress(OSError):
-        stats = {each: (PROC / str(each) / "stat").read_text() for each in processes}
+        stats = {
+            each: (PROC / str(each) / "stat").read_text(errors="replace") for each in processes
+        }
         parents = {each: int(stat.rpartition(")")[2].split()[1]) for each, stat in stats.items()}
         return {each for each in processes if parents[each] not in processes} or processes
     return processes

@@ -16,7 +16,7 @@ from .. import _core
 from ..errors import ModelError
 from .files import ModelFile
 from .named_templates import template_source
-from .source import files_of, header_of, metadata_of
+from .source import files_of, header_of, metadata_of, with_text
 from .template import ChatTemplate, TemplateReport, template_from_metadata
 from .tokenizer import Tokenizer, tokenizer_from_metadata
 
@@ -106,7 +106,7 @@ def card_of(file: ModelFile, *, exact: bool = False, context_length: int = 0) ->
     path = str(file.path)
     header = header_of(path, any_type=True)
     in_folder = file.path.is_dir()
-    metadata = metadata_of(path) if in_folder else header.metadata
+    metadata = metadata_of(path) if in_folder else with_text(path, header.metadata)
     tensors = header.tensors
     problems: list[str] = []
     if header.unsupported_types:

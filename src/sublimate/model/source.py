@@ -1,6 +1,6 @@
 """A model where it lies: a GGUF file, or a Hugging Face folder. One way to ask either.
 
-defines: Files, name_of, metadata_of, header_of, files_of, weight_bytes, stamp
+defines: Files, name_of, metadata_of, with_text, header_of, files_of, weight_bytes, stamp
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from .parts import files_in, stem_of
 if TYPE_CHECKING:
     from .. import _core
 
+PACKED_TEXT = "sublimate.text"
+"""PACKED_TEXT_KEY of core/model/packed_file.h."""
+
 
 class Files(msgspec.Struct, frozen=True):
     """What Model.load needs beside the path: nothing for a GGUF file."""
@@ -32,14 +35,25 @@ def name_of(path: Path) -> str:
 
 def metadata_of(path: str) -> dict[str, Any]:
     """Under GGUF's keys, its tokenizer and template included. Raises ModelError."""
-    if os.path.isdir(path):
-        from .folder.reader import open_folder
-        from .folder.texts import sampling_metadata, text_metadata
+    if not os.path.isdir(path):
+        return with_text(path, header_of(path).metadata)
+    from .folder.reader import open_folder
 
-        folder = open_folder(path)
-        text = text_metadata(folder.path, folder.config, folder.rows)
-        return folder.metadata | text | sampling_metadata(folder.path)
-    return header_of(path).metadata
+    folder = open_folder(path)
+    return folder.metadata | folder.text_metadata()
+
+
+def with_text(path: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a file with what it says of text in another form: one that `convert` has made
+    of a folder does. Raises ModelError."""
+    if PACKED_TEXT not in metadata:
+        return metadata
+    from .folder.packed_text import unpacked_text
+
+    text = metadata.pop(PACKED_TEXT)
+    if not isinstance(text, str):
+        raise ModelError(f"{path}: key {PACKED_TEXT} must be a string.")
+    return metadata | unpacked_text(path, text)
 
 
 def header_of(path: str, *, any_type: bool = False) -> _core.Gguf:

@@ -7,5 +7,5 @@ and one into the tokenizer and the template. Nothing is ever unpickled.
 Reading order: form (is it a model), documents (files that nobody trusts), fields (typed values of
 config.json), safetensors (what lies where), families (a family's names and its numbers), rope (its
 rotary embedding), header (all of it as a GGUF header), sentencepiece_file, texts (tokenizer,
-template, generation settings), reader (a whole folder).
+template, generation settings), packed_text (those in a packed file), reader (a whole folder).
 """

@@ -18,6 +18,7 @@ from .form import CONFIG, check_form
 from .header import Placed, gguf_header
 from .rope import read_rope
 from .safetensors import Shards, read_shards
+from .texts import sampling_metadata, text_metadata
 
 TIED = "output.weight"
 
@@ -36,6 +37,11 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     """(path, bytes)"""
     rows: int
     """Of the embedding: ids that the model knows."""
+
+    def text_metadata(self) -> dict[str, Any]:
+        """Those of text. Raises ModelError."""
+        text = text_metadata(self.path, self.config, self.rows)
+        return text | sampling_metadata(self.path)
 
     @property
     def size_bytes(self) -> int:
