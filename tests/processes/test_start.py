@@ -151,6 +151,13 @@ def test_the_record_is_where_they_were_told(
             birth.end_unused()
 
 
+@pytest.mark.parametrize("arguments", [[], ["--control-fd"], ["--control-fd", "x"], ["--help"]])
+def test_a_child_is_not_started_by_hand(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", ENGINE, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 1 and "by itself" in told.stderr
+
+
 # ---- what an edge that is ready has loaded -------------------------------------------------------
 SERVES_ONE = """
 import asyncio, json, socket, sys, threading

@@ -15,13 +15,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 PARENT_VARIABLE = "SUBLIMATE_PARENT"
 RUN_VARIABLE = "SUBLIMATE_PARENT_RUN"
 """Path of the record of the run (run_record.py) that a process belongs to."""
+CONTROL_FLAG = "--control-fd"
 CONTROL_BUFFER_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
 
@@ -40,12 +44,14 @@ def start(module: str, more: Mapping[str, str] | None = None) -> Child:
     The child gets its own process group, so that Ctrl-C in a terminal reaches the supervisor alone
     and it can drain. Raises OSError.
     """
+    import subprocess  # which a child has no use for
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CONTROL_BUFFER_BYTES)
         fd = theirs.fileno()
-        command = [sys.executable, "-m", module, "--control-fd", str(fd)]
+        command = [sys.executable, "-m", module, CONTROL_FLAG, str(fd)]
         environment = {**os.environ, **(more or {}), PARENT_VARIABLE: str(os.getpid())}
         try:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module

@@ -9,20 +9,22 @@ defines: spawn, enter_child, tell_failed, first_message, die_with_parent
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
+import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import SublimateError
 from . import birth
 from .channel import Channel, Failed, Received
 from .rights import give_up_rights
 from .run_record import join_run
+
+if TYPE_CHECKING:
+    import subprocess
 
 Incoming = TypeVar("Incoming")
 
@@ -41,9 +43,10 @@ def enter_child(incoming: Any, arguments: Sequence[str] | None = None) -> Channe
 
     The channel is blocking. Exits if the parent is already gone.
     """
-    parser = argparse.ArgumentParser(description="A process of `sublimate serve`.")
-    parser.add_argument("--control-fd", type=int, required=True)
-    control_fd: int = parser.parse_args(arguments).control_fd
+    flag, number, *more = [*(sys.argv[1:] if arguments is None else arguments), "", ""]
+    if flag != birth.CONTROL_FLAG or not number.isdecimal() or any(more):
+        sys.exit("This is a process of `sublimate serve`, which starts it by itself.")
+    control_fd = int(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     birth.tie_to_parent()
