@@ -89,8 +89,10 @@ def test_without_the_switch_there_is_no_such_name(shared: Served) -> None:
 def test_aliases_are_listed_and_answered() -> None:
     settings = EdgeSettings(aliases=("claude-sonnet-4-5=default", "gpt-x=tiny"))
     with serve(settings=settings) as served:
-        listed = [entry["id"] for entry in served.client.get("/v1/models").json()["data"]]
-        assert {"claude-sonnet-4-5", "gpt-x", "tiny"} <= set(listed)
+        data = served.client.get("/v1/models").json()["data"]
+        listed = {entry["id"]: entry["parent"] for entry in data}
+        assert {"claude-sonnet-4-5", "gpt-x", "tiny"} <= listed.keys()
+        assert (listed["gpt-x"], listed["tiny"], listed["claude-tiny"]) == ("tiny", None, None)
         assert served.client.get("/v1/models/gpt-x").json()["max_input_tokens"] == 8192
         assert served.message(model="gpt-x").status_code == 200
         models = served.server.models

@@ -18,7 +18,14 @@ from rich.console import Console
 from sublimate import _core
 from sublimate.cli import bench, chat, json_lines, main, screen
 from sublimate.cli.output import run_guarded
-from sublimate.config import FIELDS, EdgeSettings, ServerSettings, Settings, format_size
+from sublimate.config import (
+    FIELDS,
+    EdgeSettings,
+    ServerSettings,
+    Settings,
+    format_size,
+    load_settings,
+)
 from sublimate.edge.textmodel import text_model_from_metadata
 from sublimate.errors import (
     ConfigError,
@@ -98,6 +105,17 @@ def test_a_fallback_that_is_none_is_exit_code_2_before_anything_else() -> None:
     url = "http://a\r\nx: y"
     result = run("serve", "--port", "0", "-m", "/absent.gguf", "--fallback", url, code=2)
     assert "fallback: " in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("alias", ["x", "x=", "=default"])
+def test_an_alias_of_nothing_is_exit_code_2_before_anything_else(alias: str) -> None:
+    refused = run("serve", "--port", "0", "--alias", alias, code=2).stderr
+    assert "expected NAME=MODEL" in refused and "edge" not in refused
+
+
+def test_a_library_that_is_not_there_is_told() -> None:
+    assert "/nowhere is no folder" in run("ls", "--library", "/nowhere", code=3).stderr
+    assert "sublimate pull" in run("ls").stdout
 
 
 def test_a_server_is_no_fallback_of_its_own() -> None:
@@ -284,6 +302,14 @@ def test_the_start_screen_tells_of_workers_fallback_and_a_template_that_is_missi
     assert "none in the model's file, built-in" in shown(Settings(), template=str(missing))
 
 
+@pytest.mark.parametrize(("host", "tells"), [("192.0.2.1", True), ("localhost", False)])
+def test_the_start_screen_tells_that_everybody_may_ask(host: str, tells: bool) -> None:
+    server = ServerSettings(host=host)
+    assert ("who reaches this address may ask" in shown(Settings(server=server))) is tells
+    keyed = Settings(server=server, edge=EdgeSettings(api_keys=("k",)))
+    assert "who reaches" not in shown(keyed)
+
+
 def test_the_start_screen_tells_where_https_is_and_what_to_trust() -> None:
     edge = EdgeSettings(tls_certificate="folder/certificate.pem")
     told = {"https": "https://127.0.0.1:8443", "certificate_sha256": "f" * 64}
@@ -444,6 +470,35 @@ def test_an_interrupted_answer_is_kept_as_the_model_said_it(
 
 def test_chat_refuses_what_is_no_url() -> None:
     assert "no http" in run("chat", "--url", "ftp://x", code=6).stderr
+
+
+class Listing(http.server.BaseHTTPRequestHandler):
+    """Serves one model, under the name of its file."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path in ("/readyz", "/v1/models/own") else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_chat_asks_a_server_for_the_model_that_was_named(tmp_path: Path) -> None:
+    (tmp_path / "own.gguf").write_bytes(b"GGUF")
+    with http.server.HTTPServer(("127.0.0.1", 0), Listing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for chosen, called in (
+            ({}, "default"),
+            ({"model": "own"}, "own"),
+            ({"model": str(tmp_path / "own.gguf")}, "own"),
+            ({"model": "smollm2"}, None),
+        ):
+            effective = load_settings(chosen)
+            found = chat._called(effective, url, "")  # pyright: ignore[reportPrivateUsage]
+            assert found == called, chosen
+        refused = run("chat", "--url", url, "--model", "nosuch", code=6).stderr
+        assert "does not serve 'nosuch'" in refused
+        server.shutdown()
 
 
 def test_every_flag_of_serve_is_a_setting() -> None:

@@ -221,6 +221,51 @@ def test_pip_is_asked_for_the_wheel_alone_and_its_error_is_told(
     assert ("downloading", 5, 10) in told
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["ERROR: No matching distribution found for x"], "No matching distribution found for x."),
+        (
+            ["WARNING: Retrying: 'Temporary failure in name resolution'", "ERROR: No matching d"],
+            "No matching d.",
+        ),
+        (
+            ["WARNING: Retrying: '[Errno 111] Connection refused'",
+             "ERROR: Could not find a version that satisfies the requirement x (from versions: )",
+             "ERROR: No matching distribution found for x"],
+            "the package index cannot be reached (Connection refused).",
+        ),
+        ([], "it gave no reason."),
+    ],
+)  # fmt: skip
+def test_what_pip_says_is_told_in_a_sentence(lines: list[str], told: str) -> None:
+    assert files._reason(lines) == told  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_folder_that_could_be_a_repository_is_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"\./owner/name is the one here, hf:owner/name the rep"):
+        files.locate("owner/name", tmp_path / "cache")
+    assert files.locate("hf:owner/name", tmp_path / "cache") is None
+    assert files.locate("owner/other", tmp_path / "cache") is None
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("https://example.com/m.gguf", r"\[:file\]\.$"),
+        ("https://huggingface.co/owner/name", "hf:owner/name"),
+        ("https://huggingface.co/owner/name/resolve/main/m.gguf", "hf:owner/name"),
+    ],
+)
+def test_an_address_is_no_model(address: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"is an address.*{hint}"):
+        files.locate(address, tmp_path)
+
+
 def test_own_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         files.locate(str(tmp_path / "absent.gguf"), tmp_path)

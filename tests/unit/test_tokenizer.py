@@ -200,7 +200,7 @@ def test_qwen2_normalises_and_llama3_takes_whole_words() -> None:
     ("changes", "text"),
     [
         ({"ggml.model": "rwkv"}, "tokenizer kind 'rwkv'"),
-        ({"ggml.model": None}, "tokenizer kind None"),
+        ({"ggml.model": None}, "has no tokenizer"),
         ({"ggml.pre": "deepseek-llm"}, "pre-tokenizer 'deepseek-llm' is not supported. Supported"),
         ({"ggml.pre": None}, "does not name its pre-tokenizer"),
         ({"ggml.pre": "default"}, "does not name its pre-tokenizer"),

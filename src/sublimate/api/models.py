@@ -13,6 +13,7 @@ import msgspec
 
 from ..edge.errors import ApiError
 from ..edge.exchange import Exchange
+from ..edge.models import VENDOR_PREFIX
 from .pages import page_body, page_of
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ def capabilities(thinks: bool) -> dict[str, Any]:
 
 def entry(served: Served, identifier: str) -> dict[str, Any]:
     """The union of both families' fields. Token counts are what is served, not what was trained;
-    null before the model was loaded for the first time."""
+    null before the model was loaded for the first time. parent: of an adapter and of another name,
+    the model behind it."""
     text = served.text_if_read
     created = datetime.fromtimestamp(served.created_seconds, UTC)
     context = served.context_tokens or (None if served.rests else 0)
+    is_alias = identifier not in (served.name, VENDOR_PREFIX + served.name)
     thinks = text is not None and text.template.thinking_format is not None
     told = {
         "type": "model",
@@ -71,7 +74,7 @@ def entry(served: Served, identifier: str) -> dict[str, Any]:
         "object": "model",
         "created": served.created_seconds,
         "owned_by": "sublimate",
-        "parent": served.parent or None,
+        "parent": served.parent or (served.name if is_alias else None),
         "template": str(text.template.report) if text is not None else "",
     }
     return {**told, **_standing(served)} if served.loads else told

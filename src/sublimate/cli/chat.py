@@ -12,16 +12,16 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from ..bench.apis import MESSAGES, headers, read_event
-from ..config import Effective
-from ..errors import EngineError, ExitCode, PeerError
+from ..config import Effective, cache_folder
+from ..errors import EngineError, ExitCode, ModelError, PeerError
 from .output import complain, error_text, errors, out
 
 OK_STATUS = 200
@@ -42,7 +42,10 @@ def chat(
     temperature: float,
 ) -> ExitCode:
     """Talk until the end of the input. config: the file that was named, for a server of our own.
-    Raises PeerError, EngineError."""
+    Raises PeerError, ModelError, EngineError."""
+    from ..model.files import locate
+    from .models import pull
+
     settings = effective.settings
     default = f"http://{settings.server.host}:{settings.server.port}"
     key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
@@ -50,11 +53,48 @@ def chat(
     if url is not None and not _answers(url):
         raise PeerError(f"Nothing that is ready answers at {url}.")
     if url is not None or _answers(default):
-        return _converse(url or default, key, options)
-    errors.print(f"Nothing serves at {default}; starting a server for this chat ...")
+        there = url or default
+        called = _called(effective, there, key)
+        if called is not None:
+            return _converse(there, key, {**options, "model": called})
+        if url is not None:
+            raise PeerError(f"{url} does not serve {settings.model!r}: {url}/v1/models lists all.")
+        why = f"{default} does not serve {settings.model}"
+    else:
+        why = f"Nothing serves at {default}"
+    errors.print(f"{why}; starting a server for this chat ...", markup=False, soft_wrap=True)
+    if not settings.engine.script and locate(settings.model, cache_folder(settings)) is None:
+        pull(effective, settings.model)  # here and not by the server, whose screen nobody sees
     own_key = secrets.token_hex(KEY_BYTES)
     with own_server(effective, config, own_key) as own:
         return _converse(own, own_key, options)
+
+
+def _called(effective: Effective, url: str, key: str) -> str | None:
+    """What the server calls the model of the command line: as that does, or as its file is named.
+    None: it has no such model; "default" if none was asked for."""
+    from ..model.files import locate
+
+    wanted = effective.settings.model
+    if not effective.origins["model"].startswith("flag"):
+        return "default"
+    names = [wanted]
+    with suppress(ModelError):
+        if (file := locate(wanted, cache_folder(effective.settings))) is not None:
+            names.append(file.name)
+    # What it answers otherwise (a key is wanted, it has gone) it says to the first message, too.
+    return next((name for name in names if not _is_unknown(url, key, name)), None)
+
+
+def _is_unknown(url: str, key: str, model: str) -> bool:
+    connection = connect(url, CONNECT_SECONDS)
+    try:
+        connection.request("GET", f"/v1/models/{quote(model, safe='')}", headers=headers(key))
+        return connection.getresponse().status == http.client.NOT_FOUND
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def connect(

@@ -24,13 +24,13 @@ from ..probe.source import source_of
 from .output import out
 from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer
 from .probe import findings_table
+from .screen import LOOPBACK
 
 SHARE_WANTED = 0.95
 ANSWER_TOKENS = 16
 ANSWER_SECONDS = 300.0
 SYSTEM_SENTENCES = 40
 DISK_BYTES_WANTED = 1 << 30
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class TwoTurns(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,12 @@ def ls_command(
 
     def action() -> int:
         chosen = {"cache_dir": cache_dir} if cache_dir else {}
-        return ls(library_folder(load_settings(chosen, config=config), library), json)
+        effective = load_settings(chosen, config=config)
+        folder = library_folder(effective, library)
+        # That of `pull` is not there before its first model; one that was named is to be.
+        if folder != cache_folder(effective.settings) and not folder.is_dir():
+            raise ModelError(f"The library {folder} is no folder.")
+        return ls(folder, json)
 
     _guarded(action)
 

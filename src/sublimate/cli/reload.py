@@ -94,7 +94,8 @@ def reload(effective: Effective, process_id: int, seconds: float) -> ExitCode:
     for text in end.reload_notes:
         note(text)
     if end.reload_failure:
-        raise PeerError(f"Not reloaded. {end.reload_failure} What was served is served on.")
+        why = end.reload_failure.rstrip(".")
+        raise PeerError(f"Not reloaded. {why}. What was served is served on.")
     what = "1 worker was" if len(old) == 1 else f"{len(old)} workers were"
     out.print(f"{what} replaced in {time.monotonic() - begun:.1f} s.")
     return ExitCode.OK

@@ -21,6 +21,7 @@ from ..guard.orphans import Orphan
 from ..keys import read_keys
 
 WHOLE = 1.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TIME_FORMAT = "%H:%M:%S"
 
 
@@ -167,6 +168,8 @@ def _lines(
         lines.append(("fallback", settings.edge.fallback))
     if count := _keys(settings):
         lines.append(("API keys", str(count)))
+    elif settings.server.host not in LOOPBACK:
+        lines.append(("API keys", "none: who reaches this address may ask; `sublimate keys add`"))
     return lines
 
 

@@ -28,6 +28,9 @@ def launch_of(
 ) -> Launch:
     """Fetches what is not here. check: raises ModelError for a file that is no model; None: that is
     for engine and edge to find, which say so to every request. Raises SublimateError."""
+    for text in settings.edge.aliases:
+        if not all(text.partition("=")):
+            raise ConfigError(f"alias = {text!r}: expected NAME=MODEL, as claude-opus-9=default.")
     alone = ModelSettings(path=settings.model, engine=settings.engine)
     first, *others = settings.models or (alone,)
     file = _fetched(first, settings, progress, check)

@@ -90,7 +90,7 @@ class Models:
         """More names, each as ALIAS=MODEL with a name that is known. Raises ConfigError."""
         for text in aliases:
             alias, _, target = text.partition("=")
-            if not alias or len(alias) > limits.IDENTIFIER_CHARACTERS_MAX:
+            if not (alias and target) or len(alias) > limits.IDENTIFIER_CHARACTERS_MAX:
                 raise ConfigError(f"alias {text!r}: expected ALIAS=MODEL.")
             if target not in self._names:
                 raise ConfigError(

@@ -156,7 +156,8 @@ def read_adapter(name: str, path: Path) -> AdapterFile:
             raise ModelError(f"{path} is no folder as PEFT saves it, and no {SUFFIX} file")
         kind = _core.Gguf(str(path)).metadata.get("general.type")
         if kind != "adapter":
-            raise ModelError(f"{path} is no adapter: its general.type is {str(kind)[:40]!r}")
+            what = "it has none" if kind is None else f"it is {str(kind)[:40]!r}"
+            raise ModelError(f"{path} is no adapter, which its general.type would say: {what}")
     except (ModelError, _core.CoreError) as error:
         raise ModelError(f"The adapter {name}: {str(error).rstrip('.')}.") from None
     return AdapterFile(name=name, path=path)

@@ -157,11 +157,6 @@ def _plan(
 def _text_side(
     metadata: Mapping[str, Any], problems: list[str]
 ) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    if "tokenizer.ggml.model" not in metadata:
-        problems.append(
-            "The file has no tokenizer, so only `sublimate.Engine` can use it, with token ids."
-        )
-        return None, None
     try:
         tokenizer = tokenizer_from_metadata(metadata)
     except ModelError as error:

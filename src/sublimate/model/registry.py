@@ -23,6 +23,8 @@ HUB_NAME = re.compile(
     re.ASCII,
 )
 HUB_START = "hf:"
+HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/([^/?#]+/[^/?#]+)", re.ASCII)
+"""What a browser shows of a repository."""
 PATH_STARTS = ("/", "./", "../", "~")
 SUFFIX = ".gguf"
 PACKED_SUFFIX = ".sublimate"
@@ -103,6 +105,13 @@ ALIASES = {"default": DEFAULT.name, "smollm2-135m": DEFAULT.name, "smollm2": DEF
 
 def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
     """What a model name means. Raises ModelError if it can mean nothing."""
+    if "://" in name:
+        page = HUB_PAGE.match(name)
+        hint = f" Here: {HUB_START}{page[1]}." if page and HUB_NAME.fullmatch(page[1]) else ""
+        raise ModelError(
+            f"{name[:200]!r} is an address: a model is a known name, the path of a file or folder, "
+            f"or {HUB_START}owner/repository[:file].{hint}"
+        )
     if name.startswith(HUB_START):
         name = name.removeprefix(HUB_START)
         if not HUB_NAME.fullmatch(name):
@@ -120,7 +129,7 @@ def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
     if match := HUB_NAME.fullmatch(name):
         owner, repository, part = match.groups()
         return HubRepository(f"{owner}/{repository}", part or "")
-    hint = nearest(lower, [*KNOWN, *ALIASES])
+    hint = nearest(lower, [*KNOWN, *ALIASES]) or " `sublimate models` lists what is."
     raise ModelError(
         f"{name!r} is no model that is known here, no path of a .gguf file and no "
         f"owner/repository on Hugging Face.{hint}"

@@ -259,6 +259,10 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a GGUF file's metadata. Raises ModelError that names what is wrong."""
     kind = metadata.get("tokenizer.ggml.model")
     build = _builder(kind) if isinstance(kind, str) else None
+    if kind is None:
+        raise ModelError(
+            "The file has no tokenizer, so only `sublimate.Engine` can use it, with token ids."
+        )
     if build is None:
         known = ", ".join(KINDS)
         raise ModelError(f"The tokenizer kind {kind!r} is not supported. Supported: {known}.")
