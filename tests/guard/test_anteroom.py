@@ -240,7 +240,10 @@ def test_a_body_tells_by_what_others_were() -> None:
     with serve() as served:
         engine = served.server.models.main.engines.first
         assert engine is not None
-        expected = lambda: served.call(lambda: engine.reservations.expected_tokens(1000))  # noqa: E731
+
+        def expected() -> int:
+            return served.call(lambda: engine.reservations.expected_tokens(1000))
+
         before = expected()
         for _ in range(40):
             served.message("a b c d e f g h i j k l m n o p q r s t u v w x y z " * 10)
