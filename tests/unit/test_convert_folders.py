@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from folders import VOCABULARY, random_tensors, write_folder, write_json
+from folders import HEAD, VOCABULARY, random_tensors, write_folder, write_json
 from sublimate import _core
 from sublimate.cli.convert import convert
 from sublimate.cli.serve import check_header
@@ -19,6 +19,7 @@ from sublimate.model.source import files_of, metadata_of
 from sublimate.model.tokenizer import tokenizer_from_metadata
 from sublimate.model.turns import said
 from test_folder_texts import MADE, PHRASES, TEMPLATE, folder_with, learnt, reference, texts_tensors
+from test_folder_weights import mixture
 
 SETTINGS = {"chat_template": TEMPLATE, "eos_token": "<|end|>", "add_bos_token": False}
 
@@ -80,6 +81,25 @@ def test_a_packed_folder_needs_the_folder_no_more(tmp_path: Path) -> None:
         path.unlink()
     model = _core.Model.load(str(tmp_path / "m.sublimate"), kv_bytes=4 << 20, threads=1)
     assert model.info["quantize"] == "int8" and model.logits([1, 2, 3]).shape == (3, VOCABULARY)
+
+
+@pytest.mark.parametrize("quantize", ["", "int8"])
+def test_experts_are_packed_as_they_are_loaded(tmp_path: Path, quantize: str) -> None:
+    changes = {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": HEAD}
+    changes |= {"moe_intermediate_size": 32, "norm_topk_prob": True}
+    names = ["Qwen3MoeForCausalLM"]
+    folder = write_folder(tmp_path / "m", mixture(), architectures=names, **changes)
+    convert(str(folder), tmp_path / "m.sublimate", quantize=quantize or None)
+    of_folder = files_of(str(folder))
+    memory = {"kv_bytes": 4 << 20, "threads": 1}
+    one = _core.Model.load(
+        str(folder), header=of_folder.header, files=of_folder.files, quantize=quantize, **memory
+    )
+    two = _core.Model.load(str(tmp_path / "m.sublimate"), **memory)
+    for decode in (False, True):
+        assert np.array_equal(
+            one.logits([5, 9, 2], decode=decode), two.logits([5, 9, 2], decode=decode)
+        )
 
 
 @pytest.mark.parametrize("name", [*MADE, "bpe", "sentencepiece", "nmt_nfkc"])
