@@ -50,6 +50,39 @@ def command(*arguments: str) -> list[str]:
     return ["-m", "sublimate", "serve", "--port", "0", "--json", *arguments]
 
 
+TOLD = """
+import sys
+from sublimate.cli import entry
+from sublimate.control import birth
+
+take, end = birth.take, birth.end_unused
+
+def told_take(module):
+    child = take(module)
+    print("took", module, child[0].pid if child else 0, file=sys.stderr, flush=True)
+    return child
+
+def told_end():
+    for module, (process, _) in birth._ahead.items():
+        print("ends", module, process.pid, file=sys.stderr, flush=True)
+    end()
+
+birth.take, birth.end_unused, entry.end_unused = told_take, told_end, told_end
+entry.main()
+"""
+
+
+def told(*arguments: str) -> list[str]:
+    """The command, which tells on standard error what becomes of those that it begins ahead."""
+    return ["-c", TOLD, *command(*arguments)[2:]]
+
+
+def became(said: list[str]) -> set[tuple[str, str, int]]:
+    """(what, module, process id) of all that it has told."""
+    lines = [line.split() for line in said if line.startswith(("took ", "ends "))]
+    return {(what, module, int(number)) for what, module, number in lines}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(("--no-such-flag",), 2), (("--workers", "x"), 2), (("--model", "./no-such-file"), 3)],
@@ -59,12 +92,20 @@ def test_settings_that_are_refused_leave_nothing_behind(
     tmp_path: Path, arguments: tuple[str, ...], code: int
 ) -> None:
     mark = secrets.token_hex(8)
-    with Server(command(*arguments, "--data-dir", str(tmp_path)), {MARK: mark}) as server:
-        wait_until(lambda: set(server.children()) == {EDGE, ENGINE})
-        assert len(marked(mark)) == 3
+    with Server(told(*arguments, "--data-dir", str(tmp_path)), {MARK: mark}) as server:
         assert server.wait() == code
         assert marked(mark) == []
+    ended = became(server.errors)
+    assert {(what, module) for what, module, _ in ended} == {("ends", EDGE), ("ends", ENGINE)}
     assert list((tmp_path / "runs").glob("*")) == []
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_who_asks_for_help_begins_nothing(flag: str) -> None:
+    command = [sys.executable, *told(flag)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0 and "--model" in shown.stdout
+    assert became(shown.stderr.splitlines()) == set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -80,14 +121,15 @@ def test_a_signal_in_the_first_moment_leaves_nothing_behind(
 
 
 def test_what_was_begun_ahead_serves_and_is_of_the_run(script: Path, tmp_path: Path) -> None:
-    with Server(command("--script", str(script), "--data-dir", str(tmp_path))) as server:
-        wait_until(lambda: set(server.children()) == {EDGE, ENGINE})
-        begun = server.pids()
+    with Server(told("--script", str(script), "--data-dir", str(tmp_path))) as server:
         server.ready()
-        assert server.pids() == begun
+        children = server.children()
+        assert became(server.errors) == {
+            ("took", EDGE, children[EDGE]),
+            ("took", ENGINE, children[ENGINE]),
+        }
         [record] = (tmp_path / "runs").iterdir()
-        for [process_id] in begun.values():
-            assert record_of(process_id) == record
+        assert {record_of(process_id) for process_id in children.values()} == {record}
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
 

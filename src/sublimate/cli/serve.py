@@ -19,7 +19,7 @@ import msgspec
 
 from ..config import Effective, Settings, data_folder, keys_path
 from ..control.run_record import RunRecord
-from ..control.stamps import stamp
+from ..control.stamps import stamp, stamps
 from ..edge.tls import server_context
 from ..engine.loader import check_kv_memory
 from ..engine.script import read_script
@@ -190,7 +190,7 @@ def passed_over(before: Settings, now: Settings) -> list[str]:
 def serve(effective: Effective, reread: Callable[[], Effective] | None = None) -> ExitCode:
     """Runs until a signal. `reread`: the settings as they are when somebody reloads. Raises
     SublimateError."""
-    started_seconds = time.monotonic()
+    started_seconds = stamps().get("entered", time.monotonic())
     stamp("imported")
     settings = effective.settings
     if settings.engine.script:
