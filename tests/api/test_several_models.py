@@ -324,6 +324,19 @@ def test_a_lost_engine_that_leaves_before_it_is_back_is_loaded_anew(several: Sev
     assert text_of(several.served.message("say hello")) == "Hello there!"
 
 
+def test_an_engine_that_is_lost_as_its_model_comes_is_loaded_anew(several: Several) -> None:
+    """Of two workers' engines it was the first; then the other one is given up as well."""
+    several.bring()
+    wait_until(lambda: several.state() == "loaded")
+    server = several.served.server
+    several.served.call(lambda: server.engine_lost(engine=1))
+    several.served.call(lambda: server.models.failed("other", "load_failed", "It ended."))
+    later = several.ask()
+    several.wanted("other")
+    several.bring(number=2)
+    assert text_of(later.result(WAIT_SECONDS)) == ANSWER
+
+
 def test_what_is_told_of_unknown_engines_and_models_is_nothing(several: Several) -> None:
     """As an edge hears it that is older than a reload."""
     server = several.served.server

@@ -157,6 +157,57 @@ def reporter(served: Models) -> Reporter:
     return served.running.reporter
 
 
+def test_one_that_is_ready_when_it_is_to_leave_begins_nothing(serve: Serve) -> None:
+    """It was started again, and loads while the model is taken out of memory."""
+    served = serve(models("first", "second"))
+    served.use("second")
+    engine = served.fleet.engines_of("second")[0]
+    served.running.end(engine)
+    served.turn()
+    assert served.running.child(engine).alive and engine.info is None
+    assert served.residency.stop("second")
+    served.turn()
+    assert engine.role == "leaving"
+    before = len(served.told(channel.EngineUp))
+    served._ready(engine)
+    served.turn()
+    assert len(served.told(channel.EngineUp)) == before
+    served.finish()
+    assert served.states()["second"] == "absent"
+
+
+def test_one_of_two_that_does_not_load_ends_no_request_of_the_other(serve: Serve) -> None:
+    """Who asked for it is told of both, so that it asks again later."""
+    served = serve(models("first", "second"))
+    served.want("second")
+    one, other = served.fleet.engines_of("second")
+    served._ready(one)
+    served.running.hear(other, channel.Failed(message="no memory"))
+    served.running.end(other)
+    served.turn()
+    assert one.role == "leaving" and served.running.child(one).end is None, "it may be busy"
+    assert [left.engine for left in served.told(channel.EngineLeaving)] == [one.number]
+    assert [failed.model for failed in served.told(channel.ModelFailed)] == ["second"]
+    served.finish()
+    assert served.states()["second"] == "absent"
+
+
+def test_a_region_that_is_there_when_its_engine_is_to_leave_is_nobodys(serve: Serve) -> None:
+    served = serve(models("first", "second"))
+    served.want("second")
+    one, other = served.fleet.engines_of("second")
+    info = {"vocabulary": 10, "kv_bytes": 1, "weight_bytes": 0}
+    served.running.hear(one, channel.Ready(info=info), served.running.prefix_fd)
+    served.running.end(other)
+    served.turn()
+    assert one.role == "leaving"
+    served.running.attach(one)
+    served.turn()
+    assert {up.model for up in served.told(channel.EngineUp)} == {"first"}
+    served.finish()
+    assert served.states()["second"] == "absent"
+
+
 def test_two_models_take_turns_where_one_has_room(serve: Serve) -> None:
     served = serve(models("first", "second", memory=NEED + MIB))
     for name, other in (("second", "first"), ("first", "second"), ("second", "first")):

@@ -145,6 +145,7 @@ class Models:
         """That model could not be loaded: one that this edge need not have, if others are newer."""
         served = self._names.get(name)
         if self.loading is not None and served is not None:
+            served.engines.was_lost = False  # one that ended as it came
             self.loading.failed(served, reason, message)
 
     def file_changed(self, name: str) -> None:

@@ -272,7 +272,7 @@ class Fleet:
                 engine.take_prefixes(received.fds)
                 engine.info = info
                 engine.was_loaded = True
-                for edge in self.edges:
+                for edge in self.edges if engine.role != "leaving" else ():
                     self._make_pair(engine, edge)
             case channel.Failed() as failed:
                 self._engine_failed(engine, failed)

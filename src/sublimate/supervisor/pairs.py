@@ -88,9 +88,11 @@ class Pairs:
         return pair
 
     def complete(self, engine: EngineMember, number: int) -> EdgeMember | None:
-        """The engine serves that region: tell the edge. None: it is no pair's any more."""
+        """The engine serves that region: tell the edge. None: it is no pair's any more, or the
+        edge has been told that the engine leaves."""
         pair = next((one for one in self.of_engine(engine) if one.number == number), None)
-        if pair is None or pair.region is None or engine.info is None:
+        leaves = engine.role == "leaving"
+        if pair is None or pair.region is None or engine.info is None or leaves:
             engine.child.send(channel.Detach(edge=number))
             return None
         up = channel.EngineUp(

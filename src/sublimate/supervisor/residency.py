@@ -286,8 +286,8 @@ class Residency:
     def _leave(self, resident: _Resident, now: float, why: str) -> None:
         """What it has is done first."""
         for engine in resident.engines:
-            if engine.role == "coming" and engine in self._fleet.members:
-                engine.child.kill()  # nobody has anything with it
+            if engine.role == "coming" and engine.info is None and engine in self._fleet.members:
+                engine.child.kill()  # nobody knows of it
             elif engine in self._fleet.members and engine.role != "leaving":
                 self._fleet.retire(engine)
         resident.state, resident.since_seconds = "leaving", now
