@@ -372,6 +372,17 @@ def test_a_nested_cgroup_is_found(tmp_path: Any) -> None:
     assert own_cgroup(proc) == mount / "mine"
     (proc / "cgroup").write_text("0::/gone\n")
     assert own_cgroup(proc) is None
+    # A disk whose name is not UTF-8, and a container that has a part of the tree, at "my place".
+    place = tmp_path / "my place"
+    place.mkdir()
+    (proc / "mountinfo").write_bytes(
+        b"29 25 0:9 / /media/caf\xe9 rw - vfat /dev/sdb1 rw\n"
+        b"30 25 0:27 /other %s rw - cgroup2 cgroup2 rw\n"
+        b"31 25 0:27 /docker/a1 %s rw - cgroup2 cgroup2 rw\n"
+        % (bytes(mount), bytes(place).replace(b" ", rb"\040"))
+    )
+    (proc / "cgroup").write_text("0::/docker/a1\n")
+    assert own_cgroup(proc) == place
     assert own_cgroup(tmp_path / "nothing") is None
 
 

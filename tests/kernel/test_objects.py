@@ -187,7 +187,7 @@ def test_of_the_processes_that_hold_it_the_first_is_the_server(
         (folder / "fdinfo").mkdir()
         (folder / "fd/5").symlink_to(objects.MAP_LINK)
         (folder / "fdinfo/5").write_text(f"pos:\t0\nmap_id:\t{map_id}\n")
-        (folder / "stat").write_text(f"{number} (a) b) S {parent} 0")
+        (folder / "stat").write_bytes(b"%d (a) \xd0) S %d 0" % (number, parent))
     monkeypatch.setattr(objects, "PROC", tmp_path)
     one = Loaded("connections", 1, [], [Map("cache", 7, None, 1, 1)], {})
     pinned = Loaded("steering", 2, [], [Map("sockets", 9, None, 1, 1)], {})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,17 @@ from sublimate.model.files import fetch
 
 
 @pytest.fixture
+def stranger() -> Iterator[None]:
+    """A process whose name is not UTF-8, as one that the kernel cut."""
+    name = b"import time; open('/proc/self/comm', 'wb').write(b'\\xd0'); print(flush=True)"
+    command = [sys.executable, "-c", name + b"; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        yield
+        process.kill()
+
+
+@pytest.fixture
 def script(tmp_path: Path) -> Path:
     """For an engine beside the default model's text."""
     model = fetch("default", cache_folder(Settings()))
@@ -29,6 +41,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("stranger")
 def test_reload_says_what_it_did_not_take_and_why_it_failed(tmp_path: Path, script: Path) -> None:
     """And not until its limit: the server tells how each one ended."""
     config = tmp_path / "config.toml"
