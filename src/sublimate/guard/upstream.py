@@ -104,13 +104,16 @@ class Reply:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self._has_head = True
+        # 1xx only says that the answer is still to come.
+        self._has_head = self.status >= 200
+        if not self._has_head:
+            self.fields.clear()
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        self._is_complete = True
+        self._is_complete = self._has_head
 
     async def read_head(self) -> None:
         """Raises UpstreamError."""
