@@ -1,6 +1,7 @@
 """Batches over the wire, by the official SDK and by raw requests."""
 
 import contextlib
+import logging
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -398,9 +399,16 @@ def test_large_results_are_read_at_the_readers_pace(served: Served) -> None:
     assert len(lines(served, identifier)) == 40
 
 
-def test_a_folder_in_use_costs_only_batches(tmp_path: Path, served: Served) -> None:
+def test_a_folder_in_use_costs_only_batches(
+    tmp_path: Path, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     served.client.post(PATH, json=requests("one"))
-    with serve(settings=EdgeSettings(data_dir=str(tmp_path))) as second:
+    with (
+        caplog.at_level(logging.INFO),
+        serve(settings=EdgeSettings(data_dir=str(tmp_path))) as second,
+    ):
+        waits = [each for each in caplog.records if each.getMessage().startswith("batches wait")]
+        assert {each.levelname for each in waits} == {"INFO"}, "as each reload would warn"
         assert second.client.post("/v1/messages", json=body("hello")).status_code == 200
         reply = second.client.post(PATH, json=requests("two"))
         check_error(reply, 503, "Another server uses")

@@ -71,8 +71,11 @@ def resume(server: EdgeServer) -> None:
     try:
         server.part(Batches)
     except ApiError as error:
-        LOG.warning("batches wait: %s", error.text)
         is_new = time.monotonic() - server.began_seconds < RESUME_SECONDS
+        if is_new and error.code == "data_in_use":  # by the edge before this one: a reload
+            LOG.info("batches wait for the edge that has their folder now")
+        else:
+            LOG.warning("batches wait: %s", error.text)
         server.loop.call_later(TAKE_OVER_SECONDS if is_new else RESUME_SECONDS, resume, server)
 
 
