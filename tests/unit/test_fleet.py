@@ -334,3 +334,35 @@ def test_a_file_put_in_the_place_of_a_served_one_is_never_served_with_it(
     assert [running.child(one).starts for one in others] == [2, 2], "now they have nobody"
     running.all_up()
     assert {one.launch.model for one in fleet.members} == {("m", str(model), stamp(str(model)))}
+
+
+def test_edges_stay_while_the_file_in_the_place_of_theirs_cannot_be_loaded(
+    running: Running, tmp_path: Path
+) -> None:
+    """They have the text of the one before, and answer that there is no engine; started again
+    they could not read it, and nobody would answer."""
+    running.all_up()
+    fleet = running.fleet
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"one")
+    for member in fleet.members:
+        member.launch = msgspec.structs.replace(
+            member.launch, model_path=str(model), model_stamp=stamp(str(model))
+        )
+    for content in (b"broken", b"broken again"):
+        model.write_bytes(content)
+        for engine in fleet.engines:
+            running.end(engine)
+            fleet.act_on_time()
+            running.hear(engine, channel.Failed(message="It is cut short."))
+            running.end(engine)
+        running.turn()
+    assert [running.child(edge).starts for edge in fleet.edges] == [1, 1]
+    model.write_bytes(b"a whole one")
+    for engine in fleet.engines:
+        running.child(engine).kill()
+    running.turn()
+    running.turn()
+    running.load(fleet.engines[0])
+    running.turn()
+    assert [running.child(edge).starts for edge in fleet.edges] == [2, 2]

@@ -27,7 +27,7 @@ from .engine_loads import EngineLoads
 from .kernel_memory import KernelMemory
 from .launch import Launch
 from .listen import Listeners, address_url
-from .members import UNREADABLE, EdgeMember, EngineMember, Member, Role, edge_failure
+from .members import UNREADABLE, EdgeMember, EngineMember, Member, Role, edge_failure, outdated
 from .pairs import Pair, Pairs
 from .reporter import Reporter
 
@@ -183,19 +183,18 @@ class Fleet:
 
     def _launch(self, member: Member) -> Launch:
         """What it is started with now. Where the model's file is another one by now, those that
-        still have the one before and nobody to work with are started again, too; or, where models
-        come and go, edges are told to read it again."""
+        still have the one before are started again, too; or, where models come and go, edges are
+        told to read it again."""
         before, member.launch = member.launch, member.launch.as_it_is()
         if self.launch.loads and isinstance(member, EngineMember):
             self._tell_changed(member.launch)
-        elif not self.launch.loads and member.launch.model != before.model:
-            for mine, theirs in ((self.engines, self.edges), (self.edges, self.engines)):
-                models = {other.launch.model for other in theirs}
-                for one in mine:
-                    now = one.launch.as_it_is()
-                    if one.launch.model not in models and one.launch.model != now.model:
-                        one.child.kill()
+        elif member.launch.model != before.model:
+            self._end_outdated()
         return member.launch
+
+    def _end_outdated(self) -> None:
+        for one in () if self.launch.loads else outdated(self.engines, self.edges):
+            one.child.kill()
 
     def _tell_changed(self, launch: Launch) -> None:
         """Edges whose model of that name is another file; engines that have it are of no use."""
@@ -272,6 +271,7 @@ class Fleet:
                 engine.take_prefixes(received.fds)
                 engine.info = info
                 engine.was_loaded = True
+                self._end_outdated()
                 for edge in self.edges if engine.role != "leaving" else ():
                     self._make_pair(engine, edge)
             case channel.Failed() as failed:

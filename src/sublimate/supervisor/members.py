@@ -3,13 +3,14 @@
 A member may start many times: it is the place that a process fills. While a worker is replaced it
 has two members, one that comes and one that leaves.
 
-defines: Role, Member, EngineMember, EdgeMember, edge_failure
+defines: Role, Member, EngineMember, EdgeMember, outdated, edge_failure
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _core
@@ -133,6 +134,23 @@ class EdgeMember(Member):
         if self.inbox is not None:
             self.inbox.close()
             self.inbox = None
+
+
+def outdated(engines: Sequence[EngineMember], edges: Sequence[EdgeMember]) -> list[Member]:
+    """Who has a file of a model that is another one by now, and nobody to work with. Edges only
+    once an engine has loaded the new one: it may be broken, and then they answer that."""
+    lonely: list[Member] = []
+    those: tuple[Sequence[Member], Sequence[Member]] = engines, edges
+    for mine, theirs in (those, those[::-1]):
+        models = {other.launch.model for other in theirs}
+        alone = [one for one in mine if one.launch.model not in models]
+        lonely += [one for one in alone if one.launch.model != one.launch.as_it_is().model]
+    loaded = {engine.launch.model for engine in engines if engine.info is not None}
+    return [
+        one
+        for one in lonely
+        if isinstance(one, EngineMember) or one.launch.as_it_is().model in loaded
+    ]
 
 
 def edge_failure(edge: EdgeMember, why: str) -> SublimateError:
