@@ -55,6 +55,16 @@ Status add_tensor(const GgufTensor& tensor, std::string_view target, double fact
     return Status::success();
 }
 
+// GGUF files of Mistral's models and their adapters say llama, what reads its folders says mistral:
+// only a window sets these apart, and no adapter has one.
+bool is_for(std::string_view name, const Architecture& model) {
+    const Architecture* named = find_architecture(name);
+    auto tensors_of = [](const Architecture& one) -> std::string_view {
+        return one.name == std::string_view("mistral") ? "llama" : one.name;
+    };
+    return named != nullptr && tensors_of(*named) == tensors_of(model);
+}
+
 // Of a GGUF file. alpha 0 stands for a factor of 1, as the format's other readers take it.
 Status read_gguf(const Gguf& file, const ModelConfig& config, Pairs* pairs) {
     std::string_view kind, type, architecture;
@@ -67,7 +77,7 @@ Status read_gguf(const Gguf& file, const ModelConfig& config, Pairs* pairs) {
     if (type != "lora")
         return Status::error("adapters of the type '" + std::string(type) +
                              "' are not supported; lora is");
-    if (find_architecture(architecture) != config.architecture)
+    if (!is_for(architecture, *config.architecture))
         return Status::error("the adapter is for '" + std::string(architecture) +
                              "', the model is '" + config.architecture->name + "'");
     if (file.find("adapter.alora.invocation_tokens") != nullptr)

@@ -268,11 +268,17 @@ TensorSpec tensor(const std::string& name, std::vector<uint64_t> dimensions) {
 
 } // namespace
 
-// The file of a model that also sees, and its adapters, have a name of their own for it.
+// The file of a model that also sees, and its adapters, have a name of their own for it; Mistral's
+// have llama's in GGUF files, and their own in folders.
 TEST(an_adapter_is_of_an_architecture_whatever_that_is_called) {
     TinyLlama seeing;
     seeing.architecture = "qwen2vl";
     EXPECT_EQ(load_with(seeing, {TinyAdapter{}})->adapters.count(), 1);
+    TinyLlama llama, mistral;
+    mistral.architecture = "mistral";
+    EXPECT_EQ(refusal(adapter_file(llama, {}), {}, mistral), "");
+    EXPECT_EQ(refusal(adapter_file(mistral, {}), {}, llama), "");
+    EXPECT(has(refusal(adapter_file(llama, {}), {}, seeing), "is for 'llama', the model is"));
 }
 
 TEST(a_gguf_file_that_is_wrong_is_refused_with_the_tensor) {
