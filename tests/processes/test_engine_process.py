@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from gguf_bytes import model as whole_model
 from sublimate import _core
 from sublimate.config import EngineSettings
 from sublimate.control import channel
 from sublimate.control.child import spawn
+from sublimate.engine import mapped
 from sublimate.supervisor.shared_weights import SharedWeights
 
 SCRIPT = '{"answers":[[[5],[7,8,9]]],"vocabulary":100}'
@@ -121,3 +123,50 @@ def test_it_holds_no_descriptor_but_its_own(child: EngineChild) -> None:
     ]
     sockets = [target for target in targets if target.startswith("socket:")]
     assert len(sockets) == 1 and len(targets) <= 4, targets
+
+
+# ---- the file that it maps -----------------------------------------------------------------------
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    source, target = tmp_path / "m.gguf", tmp_path / "m.sublimate"
+    source.write_bytes(whole_model())
+    _core.convert(str(source), str(target), threads=1)
+    return target
+
+
+def test_an_engine_whose_packed_file_is_written_into_ends(packed: Path) -> None:
+    running = EngineChild("", str(packed))
+    try:
+        while not isinstance(message := running.next(), channel.Ready):
+            assert not isinstance(message, channel.Failed), message
+        assert message.info["weights_mapped"]
+        with packed.open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(bytes(8))
+        told = running.next()
+        assert isinstance(told, channel.Failed) and "was written into" in told.message
+        assert running.process.wait(5) != 0
+    finally:
+        running.end()
+
+
+def test_a_file_that_takes_its_place_is_no_change(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "LOOK_SECONDS", 0.01)
+    told: list[str] = []
+    file = mapped.MappedFile(str(packed))
+    file.watch(told.append)
+    before = packed.with_name("before")
+    packed.rename(before)
+    packed.write_bytes(b"another")
+    file.watch(told.append)
+    time.sleep(0.1)
+    assert told == []
+    with before.open("r+b") as one:
+        one.write(bytes(8))
+    end = time.monotonic() + 5
+    while not told and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(told) == 1 and str(packed) in told[0]
+    mapped.MappedFile(str(packed.with_name("nowhere"))).watch(told.append)

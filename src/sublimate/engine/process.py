@@ -22,8 +22,10 @@ from ..control.faults import FaultFolder, open_faults
 from ..control.stamps import stamp, stamps
 from ..errors import EngineError, HardwareError, SublimateError
 from .loader import Share, load_engine
+from .mapped import MappedFile
 
 LOOP_ENDED_EXIT_CODE = 70
+FILE_CHANGED_EXIT_CODE = 71
 PROGRESS_STEP = 0.01
 BEGIN_SECONDS = 10.0
 
@@ -85,6 +87,7 @@ class EngineProcess:
         try:
             _stay_on(load.cpus)
             faults = open_faults()
+            file = MappedFile(load.model_path)
             engine, info, measured = load_engine(
                 load.model_path, load.settings, self._progress, share
             )
@@ -104,7 +107,15 @@ class EngineProcess:
         more = {"cpus": sorted(os.sched_getaffinity(0)), "stamps": stamps()}
         ready = channel.Ready(info={**info, **more}, measured=measured)
         self._control.send(ready, (engine.prefix_fd,))
+        if info.get("weights_mapped"):
+            file.watch(self._end_changed)
         return engine
+
+    def _end_changed(self, message: str) -> None:
+        """At once: the next step would compute with what was written. On another thread."""
+        with contextlib.suppress(OSError):
+            self._control.send(channel.Failed(message=message))
+        os._exit(FILE_CHANGED_EXIT_CODE)
 
     def _hand_over(self, model: _core.Model) -> None:
         if not model.info["weights_reused"]:
