@@ -219,6 +219,10 @@ def test_last_words_of_a_child_are_heard_before_its_end() -> None:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "signal SIGKILL"),
         ("os.abort()", "signal SIGABRT"),
+        (
+            "os.kill(os.getpid(), signal.SIGBUS)",
+            "signal SIGBUS (a file that it reads was cut short, or its disk fails)",
+        ),
         ("os.kill(os.getpid(), signal.SIGRTMIN + 6)", f"signal {signal.SIGRTMIN + 6}"),
         ("control.send(b'nonsense'); time.sleep(60)", "signal SIGKILL"),
         ("control.close(); time.sleep(60)", "signal SIGKILL"),

@@ -22,6 +22,8 @@ from .backoff import Backoff
 # than our kill would, so it has this long.
 ENDING_SECONDS = 2.0
 
+CUT_SHORT = " (a file that it reads was cut short, or its disk fails)"
+
 Spawn = Callable[[str, Any], tuple[subprocess.Popen[bytes], channel.Channel[Any]]]
 
 
@@ -131,7 +133,8 @@ class Worker:
         code = self._process.returncode
         self._close()
         if code < 0:
-            return f"signal {_signal_name(-code)}"
+            more = CUT_SHORT if -code == signal.SIGBUS else ""
+            return f"signal {_signal_name(-code)}{more}"
         return f"exit code {code}"
 
     def plan_restart(self) -> float:
