@@ -21,6 +21,8 @@ def problem_of(error: BaseException) -> str:
     if isinstance(error, AttributeError):
         is_ours = getattr(about, "__name__", "").rpartition(".")[2] == MODULE
         return f"it lacks {name}, so it is of another version" if is_ours else ""
+    if isinstance(error, TypeError):
+        return _unknown_argument(str(error))
     if not isinstance(error, ImportError):
         return ""
     is_ours = name.rpartition(".")[2] == MODULE
@@ -31,6 +33,19 @@ def problem_of(error: BaseException) -> str:
     if f"cannot import name '{MODULE}'" in str(error):
         return "there is none for this Python"
     return f"it cannot be loaded ({error})" if is_ours else ""
+
+
+def _unknown_argument(text: str) -> str:
+    """As after `git pull` without `make build`. Wrong types are no such sign: they are bugs."""
+    known, _, given = text.partition("Invoked with types: ")
+    _, _, named = given.partition("kwargs = {")
+    if "incompatible function arguments" not in known or not named:
+        return ""
+    for word in named.split():
+        if word.endswith(":") and f"{word} " not in known:
+            called = known.partition("(")[0]
+            return f"its {called} takes no {word.rstrip(':')}, so it is of another version"
+    return ""
 
 
 def explain_failures(way_back: str) -> None:

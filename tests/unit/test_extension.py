@@ -81,6 +81,13 @@ def test_other_errors_are_what_they_were() -> None:
     with pytest.raises(ImportError) as imported:
         from sublimate._core import absent  # noqa: F401  # pyright: ignore
     assert "lacks absent" in problem_of(imported.value)
+    with pytest.raises(TypeError) as unknown:
+        _core.convert("a", "b", exact=False, absent=None)  # pyright: ignore
+    assert "its convert takes no absent" in problem_of(unknown.value)
+    for wrong in ({"exact": "text"}, {}):
+        with pytest.raises(TypeError) as mistaken:
+            _core.convert("a", 1, **wrong)  # pyright: ignore
+        assert problem_of(mistaken.value) == "", "a bug keeps its traceback"
     with pytest.raises(ModuleNotFoundError) as missing:
         importlib.import_module("sublimate.absent")
     assert problem_of(missing.value) == ""
