@@ -11,7 +11,7 @@ import pytest
 from sublimate import _core
 from sublimate.edge.errors import TABLE, ApiError, envelope
 from sublimate.edge.place import ALONE
-from sublimate.edge.relay import _CallAnswer
+from sublimate.edge.relay import RelaySink, _CallAnswer
 from sublimate.edge.siblings import Siblings, _Message
 from sublimate.v1 import frames_pb2 as v1
 from sublimate.wire.frames import encode_frame
@@ -101,3 +101,67 @@ def test_an_error_for_a_call_is_what_the_other_edge_has_told(code: str, blanks: 
     assert told is not None and (told.text, told.kind.type) == (error.text, error.kind.type)
     assert told.kind.status == error.kind.status and told.headers() == error.headers()
     assert asked.request_id == "req_other" and asked.standing_headers == fields[-1:]
+
+
+# ---- a body that is passed on while it arrives ---------------------------------------------------
+class Uploading:
+    """An exchange whose body comes in pieces."""
+
+    gone = answered = was_noted = False
+    streams = None
+    request = SimpleNamespace(method="POST", target=b"/v1/files", fields={b"host": b"here"})
+
+    def resume_body(self) -> None: ...
+
+    def base_url(self) -> str:
+        return "http://here"
+
+    def fail(self, error: ApiError) -> None:
+        del error
+        self.answered = True
+
+
+async def passed_on(turns: int, pieces: int, finishes: bool) -> bytes:
+    """What reaches the other edge of a body that comes after so many turns of the loop, a piece in
+    each."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    siblings = SimpleNamespace(connect=lambda number: ours)
+    server: Any = SimpleNamespace(loop=loop, siblings=siblings)
+    sink = RelaySink(server, cast(Any, Uploading()), 1)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for _ in range(pieces):
+        sink.feed(b"piece")
+        await asyncio.sleep(0)
+    if finishes:
+        sink.finish()
+    else:
+        sink.close()
+    theirs.setblocking(False)
+    heard = b""
+    with theirs:
+        while not heard.endswith(b"0\r\n\r\n"):
+            got = await asyncio.wait_for(loop.sock_recv(theirs, 1 << 16), 5)
+            if not got:
+                break
+            heard += got
+        sink.close()
+        sink._pipe.transport.abort()
+        await asyncio.sleep(0)
+    return heard
+
+
+@pytest.mark.parametrize("turns", range(7))
+@pytest.mark.parametrize("pieces", range(3))
+def test_a_body_follows_its_head_whenever_it_comes(turns: int, pieces: int) -> None:
+    head, _, body = asyncio.run(passed_on(turns, pieces, finishes=True)).partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/files HTTP/1.1\r\n")
+    assert body == b"5\r\npiece\r\n" * pieces + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", range(4))
+def test_a_body_that_ends_early_ends_its_connection(pieces: int) -> None:
+    heard = asyncio.run(passed_on(0, pieces, finishes=False))
+    assert not heard or heard.startswith(b"POST ")
+    assert not heard.endswith(b"0\r\n\r\n")

@@ -286,7 +286,9 @@ class RelaySink:
         self._pipe = _Answer(exchange)
         self._pipe.on_room = exchange.resume_body
         self._waiting: list[bytes] = []
-        self._is_complete = False
+        self._has_begun = False
+        """The head was written: the pipe may be there some turns of the loop before it is."""
+        self._is_complete = self._is_closed = False
         exchange.was_noted = True
         self._task = server.loop.create_task(self._begin(server, exchange, number))
 
@@ -295,9 +297,13 @@ class RelaySink:
             exchange.fail(ApiError("data_unavailable"))
             return
         transport = self._pipe.transport
+        if self._is_closed:
+            transport.abort()  # nobody sends the rest any more
+            return
         transport.write(_head(exchange, b"transfer-encoding: chunked"))
         transport.write(b"".join(self._waiting))
         self._waiting.clear()
+        self._has_begun = True
 
     def feed(self, data: bytes) -> bool:
         """As BodySink's."""
@@ -311,14 +317,17 @@ class RelaySink:
         self._write(b"0\r\n\r\n")
 
     def _write(self, data: bytes) -> None:
-        if self._pipe.transport is None or self._waiting:
-            self._waiting.append(data)
-        else:
+        if self._has_begun:
             self._pipe.transport.write(data)
+        else:
+            self._waiting.append(data)
 
     def close(self) -> None:
         """As BodySink's: without its whole body there is no request."""
-        if not self._is_complete and self._pipe.transport is not None:
+        if self._is_complete:
+            return
+        self._is_closed = True
+        if self._pipe.transport is not None:
             self._pipe.transport.abort()
 
 
