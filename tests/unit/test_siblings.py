@@ -2,6 +2,7 @@
 what a call is told that another edge answers."""
 
 import asyncio
+import errno
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
@@ -165,3 +166,24 @@ def test_a_body_that_ends_early_ends_its_connection(pieces: int) -> None:
     heard = asyncio.run(passed_on(0, pieces, finishes=False))
     assert not heard or heard.startswith(b"POST ")
     assert not heard.endswith(b"0\r\n\r\n")
+
+
+def test_without_a_descriptor_an_upload_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run() -> bool:
+        loop = asyncio.get_running_loop()
+        siblings, exchange = Siblings(loop, ALONE), Uploading()
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socketpair", full)
+            server: Any = SimpleNamespace(loop=loop, siblings=siblings)
+            sink = RelaySink(server, cast(Any, exchange), 1)
+            sink.feed(b"piece")
+            for _ in range(3):
+                await asyncio.sleep(0)
+            sink.finish()
+        siblings.close()
+        return exchange.answered
+
+    assert asyncio.run(run())

@@ -101,7 +101,10 @@ class Siblings:
 
     def connect(self, number: int) -> socket.socket | None:
         """A connection that this edge serves as any client's; None if it cannot be had."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return None  # no descriptor is left; who asks has an answer for that
         with theirs:
             if self._send(number, _Message(), theirs.fileno()):
                 ours.setblocking(False)
