@@ -196,6 +196,8 @@ class Engines:
         for link in healthy:
             if not link.reservations.refuses_unread(tenant, body_bytes, target_seconds):
                 return
+        for link in healthy[1:]:
+            link.reservations.refused_elsewhere()
         raise healthy[0].reservations.refusal_unread(body_bytes, target_seconds)
 
     def _candidate(self, link: EngineLink, chain: NDArray[np.uint64], queue_max: int) -> Candidate:

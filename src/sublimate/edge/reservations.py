@@ -24,11 +24,14 @@ LOOK_SECONDS = 0.02
 """Between two looks at answers that are told as a whole: nothing tells of their first token. Also
 between two looks at who may come in."""
 
-TOKENS_PER_BYTE = 1 / 8
-"""Of a request's body, before one was tokenised: fewer than most have, so that none is refused
-unread that would have been taken."""
+TOKENS_PER_BYTE = 1 / 4
+"""Of a request's body, before one was tokenised."""
 TOKENS_PER_BYTE_PART = 1 / 32
 """Of each request, in what is known of it later."""
+TOKENS_PER_BYTE_MAX = 1 / 2
+"""What a body names by an id has tokens and no bytes."""
+EXPECTED_PART = 1 / 2
+"""Of the mean: bodies differ, and what has fewer tokens than expected would fit once it is read."""
 
 
 class _Guest:
@@ -69,9 +72,13 @@ class Reservations:
         tokens = self.expected_tokens(body_bytes)
         return _refused(self._anteroom.shed(tokens, target_seconds, time.monotonic()))
 
+    def refused_elsewhere(self) -> None:
+        """A request that would have been refused here, too: it will come back."""
+        self._anteroom.refused()
+
     def expected_tokens(self, body_bytes: int) -> int:
         """Of a prompt in a body of so many bytes."""
-        return max(1, int(body_bytes * self._tokens_per_byte))
+        return max(1, int(body_bytes * self._tokens_per_byte * EXPECTED_PART))
 
     def _now_looked(self) -> float:
         """The time, after the look that was due by then."""
@@ -92,8 +99,8 @@ class Reservations:
         gone and when the link is; it raises ApiError (529) if more have come since than can be
         served. Raises ApiError if it would wait too long."""
         if body_bytes:
-            learned = prompt_tokens / body_bytes - self._tokens_per_byte
-            self._tokens_per_byte += learned * TOKENS_PER_BYTE_PART
+            ratio = min(TOKENS_PER_BYTE_MAX, prompt_tokens / body_bytes)
+            self._tokens_per_byte += (ratio - self._tokens_per_byte) * TOKENS_PER_BYTE_PART
         guest, now = _Guest(is_gone), self._now_looked()
         count = self._client.slots_in_use
         try:

@@ -120,9 +120,13 @@ class Anteroom(Generic[Guest]):
         guests, self._places = self.guests(), []
         return guests
 
+    def refused(self) -> None:
+        """Somebody, by this one or by another who would have had to agree."""
+        self._refused += 1
+
     def shed(self, prompt_tokens: int, target_seconds: float, now_seconds: float) -> Shed:
         """Of one that is refused: it counts as one that will come back."""
-        self._refused += 1
+        self.refused()
         return self._breaker.shed(prompt_tokens, target_seconds, now_seconds)
 
     def _may_go(
