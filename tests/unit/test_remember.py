@@ -74,6 +74,24 @@ def test_waiting_for_a_core_is_counted(tmp_path: Path) -> None:
     assert not waits.was_short()
 
 
+def test_the_mean_of_those_that_ran_counts(tmp_path: Path) -> None:
+    def told(ran_ns: int, waited_ns: int) -> None:
+        for thread in ("one", "two", "asleep"):
+            ran, waited = (0, 0) if thread == "asleep" else (ran_ns, waited_ns)
+            (tmp_path / thread).mkdir(exist_ok=True)
+            (tmp_path / thread / "schedstat").write_text(f"{ran} {waited} 7\n")
+
+    told(0, 0)
+    waits = CoreWait(tmp_path)
+    waits._begin_seconds -= 1.0
+    told(9 * 10**8, 45 * 10**6)  # 4.5 % of a second each
+    assert waits.was_short()
+    told(9 * 10**8, 60 * 10**6)
+    assert not waits.was_short()
+    told(10**6, 45 * 10**6)  # of none that ran
+    assert not waits.was_short()
+
+
 def test_convert_measures_for_the_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

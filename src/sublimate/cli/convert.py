@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKED_SUFFIX = ".sublimate"
 HUNDRED = 100
-MEASURED_TIMES_MAX = 3
+MEASURED_TIMES_MAX = 6
 
 
 def convert(

@@ -78,7 +78,10 @@ class Door:
         self._visitors: dict[socket.socket, float] = {}
         """Until when each may ask."""
         self._listener: socket.socket | None = None
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        except OSError:
+            return  # no descriptor is left
         try:
             listener.bind(_address(os.getpid()))
             listener.listen(VISITORS_MAX)
