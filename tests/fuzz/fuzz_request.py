@@ -147,7 +147,7 @@ def one_body(data: bytes) -> str:
         prompt = prepare(generation, MODEL, context_tokens=4096)
     except ApiError as error:
         return error.code
-    if len(prompt.ids) == 0 or prompt.ids.min() < 0:
+    if len(prompt.ids) == 0 or min(prompt.ids) < 0:
         raise AssertionError("a prompt without tokens")
     return ""
 

@@ -140,6 +140,9 @@ def test_requests_with_disconnects_leave_nothing_behind() -> None:
     with serve() as running:
         url = running.event("ready", 60)["url"]
         children = running.children()
+        # What it loads once it serves (edge/later.py), the last of it.
+        maps = Path(f"/proc/{children['sublimate.edge']}/maps")
+        wait_until(lambda: "numpy" in maps.read_text(), 30)
         visits(url, 0, REQUESTS // 4, seed=1)  # caches and pools reach their size
         before = {name: memory_bytes(pid) for name, pid in children.items()}
         visits(url, REQUESTS // 4, REQUESTS - REQUESTS // 4, seed=2)

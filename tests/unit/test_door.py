@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness import wait_until
 from sublimate.control import door
 from sublimate.control.door import AskModels, Door, ModelRow, Question, StopModel, Told, knock
 from sublimate.errors import PeerError
@@ -49,7 +50,7 @@ def test_a_question_is_answered(opened: Opened) -> None:
     assert knock(os.getpid(), AskModels()) == Told(models=(ROW,))
     assert knock(os.getpid(), StopModel("a")).error == "no"
     assert opened.asked == [AskModels(), StopModel("a")]
-    assert len(opened.door.fds()) == 1, "nobody stays"
+    wait_until(lambda: len(opened.door.fds()) == 1)  # nobody stays
 
 
 def test_what_is_no_question_is_not_answered(opened: Opened) -> None:

@@ -7,6 +7,7 @@ defines: main
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if arguments[:1] == ["serve"] and not HELP & set(arguments):
+            _end_at_interrupt()
             if _can_run():
                 begin_ahead(AHEAD, _record(arguments))
                 stamp("begun")
@@ -34,6 +36,13 @@ def main() -> None:
             run()
     finally:
         end_unused()  # wrong options, or Ctrl-C
+
+
+def _end_at_interrupt() -> None:
+    """Until all is imported (given.py) Ctrl-C is the kernel's: as an exception it could be lost
+    in code that takes none, and the server would start. What was begun ends with the command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _serve(arguments: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ defines: settings_of, end_with, serve_with
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ def serve_with(given: dict[str, Any]) -> None:
     def action() -> int:
         from .serve import serve as run
 
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see entry.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return run(settings(), settings)
 
     end_with(run_guarded(action))
