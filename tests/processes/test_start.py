@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,15 @@ def test_who_asks_for_help_begins_nothing(flag: str) -> None:
     assert became(shown.stderr.splitlines()) == set()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Tests that a shell runs in the background ignore Ctrl-C, and so would what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_in_the_first_moment_leaves_nothing_behind(
     script: Path, number: signal.Signals
