@@ -137,8 +137,8 @@ INLINE LanesBits multiply_bits(LanesBits a, LanesBits b) {
 }
 // Whole numbers below 2^22 in magnitude.
 INLINE LanesBits small_integers(Lanes x) {
-    const LanesBits magic = bits_of(splat(EXP_ROUND_MAGIC));
-    return bits_of(x + splat(EXP_ROUND_MAGIC)) + multiply_bits(magic, splat_bits(~0u));
+    constexpr uint32_t MAGIC_BITS = __builtin_bit_cast(uint32_t, EXP_ROUND_MAGIC);
+    return bits_of(x + splat(EXP_ROUND_MAGIC)) + splat_bits(0u - MAGIC_BITS);
 }
 
 // A super-group as it lies in the panel.

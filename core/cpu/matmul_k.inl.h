@@ -112,8 +112,11 @@ INLINE void decode_supers(const std::byte* panel, int32_t first, int32_t count,
             } else {
                 for (int32_t c = 0; c < CHUNKS; ++c) {
                     LanesBits four;
-                    if constexpr (AS_PRODUCTS<Kind>) four = source.product(g, c);
-                    if constexpr (!AS_PRODUCTS<Kind>) four = source.chunk(g, c);
+                    if constexpr (AS_PRODUCTS<Kind>) {
+                        four = source.product(g, c);
+                    } else {
+                        four = source.chunk(g, c);
+                    }
                     store_bits(bytes + c * CHUNK_BYTES, four);
                 }
             }

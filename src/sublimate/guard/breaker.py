@@ -9,10 +9,11 @@ up it is observed, so that it holds whatever else the engine and the machine do.
 Without a target of the operator's it is relative: a part of what the requests that just saturate
 the engine need together. A few requests are never refused: a person alone with the server does not
 meet the breaker. Nor, without a target, does a crowd that is no overload (anteroom.py). In an
-overload only so many are taken as keep the engine full.
+overload only so many are taken as keep the engine full, the few included.
 
 With several tenants the ones that have reserved the most are refused first: what is within a
-tenant's equal share of the target is taken, whatever the others have.
+tenant's equal share of the target (in an overload: of what waits) is taken, whatever the others
+have.
 
 defines: Prices, Shed, Breaker
 """
