@@ -143,23 +143,34 @@ def test_pages_that_others_have_taken_are_unavailable() -> None:
         assert reason == {"cache_miss_reason": {"type": "unavailable"}}
 
 
-def test_the_end_of_the_context_is_named_to_newer_clients_alone() -> None:
+EXCEEDED = "model_context_window_exceeded"
+WINDOW_BETA = "model-context-window-exceeded-2025-08-26"
+
+
+@pytest.mark.parametrize(
+    ("version", "betas", "reason"),
+    [
+        ("2026-10-21", "", EXCEEDED),
+        ("2023-06-01", "", "max_tokens"),
+        ("", "", "max_tokens"),
+        pytest.param("2023-06-01", WINDOW_BETA, EXCEEDED, id="F45 beta"),
+        pytest.param("2023-06-01", f"a-new-beta, {WINDOW_BETA}", EXCEEDED, id="F45 two betas"),
+        pytest.param("2023-06-01", "a-new-beta", "max_tokens", id="F45 unknown beta"),
+    ],
+)
+def test_the_end_of_the_context_is_named_to_clients_that_know_it(
+    version: str, betas: str, reason: str
+) -> None:
     with serve(context_tokens=256) as served:
-        for version, reason in (
-            ("2026-10-21", "model_context_window_exceeded"),
-            ("2023-06-01", "max_tokens"),
-            ("", "max_tokens"),
-        ):
-            for stream in (False, True):
-                headers = {"anthropic-version": version} if version else {}
-                request = body("count", max_tokens=4000, stream=stream)
-                reply = served.client.post("/v1/messages", json=request, headers=headers)
-                message = check_stream(reply.content).message if stream else reply.json()
-                assert message["stop_reason"] == reason
-            own = served.client.post(
-                "/v1/messages", json=body("count", max_tokens=5), headers=headers
-            )
-            assert own.json()["stop_reason"] == "max_tokens"
+        headers = {"anthropic-version": version, "anthropic-beta": betas}
+        headers = {name: value for name, value in headers.items() if value}
+        for stream in (False, True):
+            request = body("count", max_tokens=4000, stream=stream)
+            reply = served.client.post("/v1/messages", json=request, headers=headers)
+            message = check_stream(reply.content).message if stream else reply.json()
+            assert message["stop_reason"] == reason
+        own = served.client.post("/v1/messages", json=body("count", max_tokens=5), headers=headers)
+        assert own.json()["stop_reason"] == "max_tokens"
 
 
 def test_edits_are_made_and_reported() -> None:

@@ -251,6 +251,49 @@ def test_calls_are_the_same(server: Served, name: str, stream: bool) -> None:
     assert said.calls == [("weather", {"city": "Bern", "n": [1, 2]})] * 2
 
 
+def attribution(run: int) -> str:
+    return f"x-anthropic-billing-header: cc_version=2.1.{run}; cch=ab{run};"
+
+
+def countdown(run: int) -> str:
+    return f"<total_tokens>{99_000 - 777 * run} tokens left</total_tokens>"
+
+
+LONG = "You keep the rules of the house. " * 20
+VOLATILE: dict[str, Callable[[int], list[Turn]]] = {
+    "first line": lambda run: [("system", f"{attribution(run)}\n{LONG}")],
+    "crlf": lambda run: [("system", f"{attribution(run)}\r\n{LONG}")],
+    "second turn": lambda run: [("system", "S"), ("system", attribution(run)), ("system", LONG)],
+    "last line": lambda run: [("system", f"{LONG}\n{attribution(run)}")],
+    "countdown": lambda run: [("system", f"S\n{countdown(run)}\n{LONG}")],
+}
+
+
+@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("place", [pytest.param(place, id=f"F44 {place}") for place in VOLATILE])
+def test_what_changes_with_each_request_keeps_no_prefix_from_being_reused(
+    server: Served, name: str, place: str
+) -> None:
+    def said(run: int) -> Said:
+        system = [(role, text.replace("rules", f"{name} {place}")) for role, text in
+                  VOLATILE[place](run)]  # fmt: skip
+        return SURFACES[name](server, [*system, ("user", "hi")], False, False, 8)
+
+    first, second = said(1), said(2)
+    assert first.prompt_tokens == second.prompt_tokens
+    assert second.cached_tokens > 0.8 * second.prompt_tokens
+
+
+def test_f43_an_attribution_line_alone_is_dropped(server: Served) -> None:
+    def tokens(text: str) -> int:
+        asked = [("system", text), ("user", "hi")] if text else [("user", "hi")]
+        return messages(server, asked, False, False, 4).prompt_tokens
+
+    pirate = "You are a pirate."
+    assert tokens(f"{attribution(1)}\n{pirate}") == tokens(pirate) > tokens("")
+    assert tokens(attribution(1)) == tokens("")
+
+
 def test_the_cache_is_the_same_for_every_surface_case_a12() -> None:
     """Each surface on a server of its own, and each behind another on one server."""
     first = request_of("A12", 0)["messages"]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublimate.api.messages.normalise import (
-    BILLING_PREFIX,
     IMAGE_NOTE,
     NO_RESULT,
     UNSERVED,
@@ -77,6 +76,9 @@ def test_string_block_and_cached_block_are_equal(text: str) -> None:
         assert turns(user(content), system=content) == expected
 
 
+ATTRIBUTION = "x-anthropic-billing-header:"
+
+
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), Said), min_size=1))
 def test_neighbours_have_different_roles_and_nothing_is_lost(pairs: list[Any]) -> None:
     made = turns(*({"role": role, "content": text} for role, text in pairs))
@@ -93,12 +95,40 @@ def test_blocks_and_neighbours_are_joined() -> None:
     assert turns(user("a"), user("b")) == [said("user", "a\n\nb")]
 
 
-def test_the_billing_block_is_dropped_only_in_front() -> None:
-    line = block(BILLING_PREFIX + " cc_version=1; x=2")
-    assert turns(user("u"), system=[line, block("S")]) == turns(user("u"), system="S")
-    assert turns(user("u"), system=[line]) == [said("user", "u")]
-    assert turns(user("u"), system=[block("S"), line])[0].text.endswith("x=2")
-    assert turns(user("u"), system=BILLING_PREFIX)[0].role == "system"
+def test_lines_of_attribution_are_dropped_from_system_text_alone() -> None:
+    line = ATTRIBUTION + " cc_version=1; x=2"
+    plain = [said("system", "S"), said("user", "u")]
+    for system in (
+        [block(line), block("S")],
+        [block("S"), block(line)],
+        f"{line}\nS",
+        f"{line}\r\n\r\nS",
+        f"S\n  {line}",
+    ):
+        assert turns(user("u"), system=system) == plain
+    assert turns(user("u"), {"role": "system", "content": line}) == [said("user", "u")]
+    assert turns(user("u"), system=line) == [said("user", "u")]
+    assert turns(user(line)) == [said("user", line)]
+    assert refusal({"role": "system", "content": line}).startswith("messages: at least one")
+
+
+def test_countdowns_of_the_system_text_move_behind_the_conversation() -> None:
+    for line in (
+        "<total_tokens>184000 tokens left</total_tokens>",
+        "<system_warning>Token usage: 3000/200000; 197000 remaining</system_warning>",
+        "<budget:token_budget>200000</budget:token_budget>",
+        "Token usage: 3000/200000; 197000 remaining",
+        "Context left: 12%",
+        "12,345 tokens remaining.",
+    ):
+        made = turns(user("a"), assistant("b"), user("c"), system=f"S\n{line}\nT")
+        assert [turn.text for turn in made] == ["S\nT", "a", "b", "c", line]
+        assert made[-1].role == "system"
+        begun = turns(user("a"), assistant("b"), system=line)
+        assert [turn.text for turn in begun] == ["a", line, "b"]
+        assert turns(user(line), system="S")[1].text == line
+    kept = "Tokens are words. Use at most 100 of them.\nThere are 3 tokens left in the jar."
+    assert turns(user("a"), system=kept)[0].text == kept
 
 
 def test_system_turns_stay_where_they_are() -> None:
@@ -289,7 +319,7 @@ def test_blocks_in_a_place_that_is_not_theirs_are_named() -> None:
 
 
 def test_paths_of_system_blocks_count_from_the_request() -> None:
-    line = block(BILLING_PREFIX)
+    line = block(ATTRIBUTION)
     shown = refusal(user("a"), system=[line, block("S"), {"type": "image"}])
     assert shown.startswith("system.2.type: ")
 

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest

@@ -17,7 +17,7 @@ import msgspec
 from ..edge.errors import ApiError, field_error
 from ..edge.generation import UNLIMITED, ThinkingBudget, answer_reserve
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
-from ..model.turns import Block, Role, Text, Thinking, Turn, merged
+from ..model.turns import Block, Role, Text, Thinking, Turn, stable
 
 Value = TypeVar("Value")
 
@@ -78,7 +78,7 @@ class Conversation:
     def turns(self) -> tuple[Turn, ...]:
         """Of the whole conversation."""
         self._settle()
-        return tuple(merged(self._turns))
+        return tuple(stable(self._turns))
 
     def _add(self, role: Role, block: Block) -> None:
         if self._calls and (role != "assistant" or self._results):

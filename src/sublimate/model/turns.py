@@ -1,12 +1,13 @@
 """A conversation in one form, whatever API it came through.
 
 defines: Text, Thinking, ToolList, Block, Role, Turn, said, TURN_SEPARATOR,
-         BLOCK_SEPARATOR, merged, fold_system_turns, user_first, is_continued
+         BLOCK_SEPARATOR, merged, stable, fold_system_turns, user_first, is_continued
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -82,6 +83,54 @@ class Turn(msgspec.Struct, frozen=True):
 def said(role: Role, text: str) -> Turn:
     """A turn of text alone."""
     return Turn(role, (Text(text),))
+
+
+ATTRIBUTION = re.compile(r"^[ \t]*x-anthropic-billing-header:.*\n?", re.I | re.M)
+"""A line that some clients put into their system prompt. It says who pays, which no model needs to
+know, and its hash changes from run to run."""
+COUNTDOWN = re.compile(
+    r"^[ \t]*(?:"
+    r"<(?P<tag>total_tokens|system_warning|budget:token_budget)>"
+    r"[^<\n]{0,100}\d[^<\n]{0,100}</(?P=tag)>"
+    r"|(?:token usage|context (?:left|remaining|usage)|tokens? (?:left|remaining|used))\b"
+    r"[^\n]{0,100}\d[^\n]{0,100}"
+    r"|\d[\d,._]{0,20} tokens (?:left|remaining)\.?"
+    r")[ \t]*\r?$\n?",
+    re.I | re.M,
+)
+"""A line that counts what is left of the context, and so changes with every request."""
+
+
+def stable(turns: Iterable[Turn]) -> list[Turn]:
+    """Merged turns whose beginning does not change from one request to the next.
+
+    Lines of attribution are dropped from all system turns. Lines of the first system turn that
+    count down become a system turn at the end, before an answer that was begun.
+    """
+    settled = list(filter(None, (_without(turn, ATTRIBUTION)[0] for turn in merged(turns))))
+    if settled and settled[0].role == "system":
+        first, lines = _without(settled[0], COUNTDOWN)
+        if lines and len(settled) > 1:
+            end = -1 if is_continued(settled) else len(settled)
+            settled.insert(end, said("system", BLOCK_SEPARATOR.join(lines)))
+            settled[:1] = [first] if first else []
+    return merged(settled)
+
+
+def _without(turn: Turn, line: re.Pattern[str]) -> tuple[Turn | None, list[str]]:
+    """A system turn without the lines that match, and these; None: nothing is left of it."""
+    lines: list[str] = []
+    if turn.role != "system":
+        return turn, lines
+    blocks: list[Block] = []
+    for block in turn.blocks:
+        if isinstance(block, Text) and line.search(block.text):
+            lines += [match[0].strip() for match in line.finditer(block.text)]
+            block = Text(line.sub("", block.text).strip("\r\n"))
+            if not block.text:
+                continue
+        blocks.append(block)
+    return (Turn(turn.role, tuple(blocks)) if blocks else None), lines
 
 
 def merged(turns: Iterable[Turn]) -> list[Turn]:

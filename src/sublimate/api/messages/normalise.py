@@ -1,11 +1,11 @@
 """A request's system prompt and messages as turns: one form for everything that means the same.
 
 String content, one text block and the same block with cache_control give the same turns. What
-varies without meaning anything (the billing line that a client puts first, empty text blocks, the
-place of results within their message) is brought into one form, so that conversations keep their
+varies without meaning anything (lines of attribution, empty text blocks, the place of results
+within their message) is brought into one form, so that conversations keep their
 common prefix. Results stand behind their calls, in the order of these.
 
-defines: BILLING_PREFIX, Policy, Conversation, normalise
+defines: Policy, Conversation, normalise
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...model.turns import (
     Thinking,
     ToolList,
     Turn,
-    merged,
+    stable,
 )
 from .content import (
     Base64Source,
@@ -55,7 +55,6 @@ from .content import (
 from .schema import Message, MessagesRequest
 from .tools import ToolParam, ToolSet, read_tool
 
-BILLING_PREFIX = "x-anthropic-billing-header:"
 IMAGE_NOTE = "(There was an image here. This model cannot see images.)"
 NO_RESULT = "(The result of this call is not part of the conversation.)"
 REMOVED = "The tool {name} can no longer be called."
@@ -101,9 +100,10 @@ def normalise(request: MessagesRequest, tools: ToolSet, policy: Policy) -> Conve
     for index, message in enumerate(messages):
         reader.message(message, index, is_last=index == len(messages) - 1)
     reader.settle()
-    if messages and not reader.turns:
+    turns = stable(reader.turns)
+    if messages and not turns:
         raise field_error("messages", "at least one message with content is required")
-    return Conversation(merged(reader.turns), frozenset(reader.withdrawn))
+    return Conversation(turns, frozenset(reader.withdrawn))
 
 
 class _Calls(msgspec.Struct):
@@ -134,10 +134,7 @@ class _Reader:
         if isinstance(system, str):
             self._add("system", [Text(system)])
             return
-        blocks = system or []
-        if blocks and blocks[0].text.startswith(BILLING_PREFIX):
-            blocks = blocks[1:]
-        self._add("system", [Text(block.text) for block in blocks])
+        self._add("system", [Text(block.text) for block in system or []])
 
     def message(self, message: Message, index: int, *, is_last: bool) -> None:
         path = f"messages.{index}"

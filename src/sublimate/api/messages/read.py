@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 THINKING_TOKENS_MIN = 1024
 """Least budget that the API takes."""
 FIRST_VERSION = "2023-06-01"
+WINDOW_BETA = "model-context-window-exceeded-2025-08-26"
 DEFAULT_EFFORT = "high"
 
 
@@ -72,9 +73,12 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
 
 
 def _names_window(server: EdgeServer, exchange: Exchange) -> bool:
-    """Clients of the first version repeat the request when they read of the window."""
-    version = exchange.request.field(b"anthropic-version")
-    return server.settings.context_stop_reason == "auto" and version > FIRST_VERSION
+    """Clients of the first version repeat the request when they read of the window, unless they
+    name the beta that brought this stop reason."""
+    request = exchange.request
+    betas = {name.strip() for name in request.field(b"anthropic-beta").split(",")}
+    is_known = request.field(b"anthropic-version") > FIRST_VERSION or WINDOW_BETA in betas
+    return server.settings.context_stop_reason == "auto" and is_known
 
 
 def read_count(server: EdgeServer, body: bytes, owner: bytes) -> Generation:
