@@ -18,6 +18,7 @@ from sublimate.cli import doctor, launch, peer, ps
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings, Effective, ServerSettings, Settings
 from sublimate.errors import ConfigError, PeerError
+from tiny_model import tiny_model
 
 CONTEXT_TOKENS = 40_000
 KEY = "a key's $secret"
@@ -233,3 +234,17 @@ def test_an_agent_that_is_not_installed_comes_with_the_command(
     asked = peer.Peer(agent_server.url, KEY)
     with pytest.raises(ConfigError, match="npm install -g"):
         launch.launch_claude(effective(agent_server), [], asked, None, url="", any_context=False)
+
+
+def test_f51_readiness_and_doctor_say_that_a_template_is_replaced() -> None:
+    model = tiny_model(chat_template="{{ messages[0].content.translate({}) }}")
+    with serve(model=model) as served:
+        (warning,) = served.client.get("/readyz").json()["warnings"]
+        assert "tiny" in warning and "no method named translate" in warning
+        assert peer.Peer(served.url).warnings() == [warning]
+        diagnosis = doctor.diagnose(
+            settings_of(served.port), peer.Peer(served.url), must_answer=True
+        )
+        assert [each.text for each in diagnosis.findings if each.topic == "template"] == [warning]
+    with serve() as served:
+        assert "warnings" not in served.client.get("/readyz").json()

@@ -17,6 +17,7 @@ from sublimate.model.template import (
     Rendered,
     TemplateLimitError,
 )
+from sublimate.model.template_language import translated
 from sublimate.model.tool_formats import Tool, ToolCall, ToolResult
 from sublimate.model.turns import LEADING_USER_TEXT, Turn, fold_system_turns, said
 from tiny_model import TINY_TEMPLATE, tiny_model
@@ -307,7 +308,6 @@ def test_a_template_reaches_nothing_of_the_interpreter(source: str) -> None:
         "[1] | tojson(indent='x')",
         "[1] | tojson(indent=1.5)",
         "[1] | tojson(1, 2, 3)",
-        "{none: 2} | tojson",
     ],
 )
 def test_a_template_that_calls_wrongly_is_one_that_refuses(call: str) -> None:
@@ -377,3 +377,71 @@ def test_golden_prompts() -> None:
     for case in golden["cases"]:
         turns = [said(message["role"], message["content"]) for message in case["messages"]]
         assert chat.render(turns).plain == case["prompt"], case["name"]
+
+
+# ---- the language of templates -------------------------------------------------------------------
+LANGUAGE = [
+    ("{{ m.removeprefix('a') }}", "bc"),
+    ("{{ m.removeprefix('a').upper() ~ (m ~ 'x').removesuffix('x')[0] }}", "BCa"),
+    ("{{ m.partition('b')[2] ~ m.rsplit('b', 1)[0] ~ m.index('c') ~ m.count('a') }}", "ca21"),
+    ("{{ [1, 2, 2].index(2) ~ [1, 2, 2].count(2) }}", "12"),
+    ("{{ 'y' if m.index('b') == 1 and not m.removeprefix('abc') else 'n' }}", "y"),
+    (
+        "{{ 'x.index(' ~ m }}{% raw %}{{ m.index('a') }}{% endraw %}",
+        "x.index(abc{{ m.index('a') }}",
+    ),
+    ("{{ 'a{}b{x}'.format(1, x=2) }}{{ '%s-%02d' % (m, 7) }}{{ 7 % 4 }}", "a1b2abc-073"),
+    ("{{ '<%s>' | format(m) }}{{ m.ljust(5) ~ m.center(5) ~ m.zfill(4) }}", "<abc>abc   abc 0abc"),
+    ("{{ 'hello world foo' | truncate(8) }}", "hello..."),
+    ("{{ 'hello world foo' | truncate(9, true, '..', 0) }}", "hello w.."),
+    ("{{ 'ab cd' | wordwrap(2) }}{{ 'x' | center(3) }}{{ 'a b' | wordcount }}", "ab\ncd x 2"),
+    ("{{ {'b': 1, 'a': 2} | dictsort(false, 'value') | map('first') | join }}", "ba"),
+    ("{{ {'b': [1, 'é<'], 'a': 2} | tojson }}", '{"b": [1, "é<"], "a": 2}'),
+    ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
+    ("{{ {'a': 'é'} | tojson(ensure_ascii=true, indent=1) }}", '{\n "a": "\\u00e9"\n}'),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"), [pytest.param(*each, id=f"F51 {each[0]}") for each in LANGUAGE]
+)
+def test_templates_may_use_what_jinja2_and_python_have(source: str, expected: str) -> None:
+    template = made("{% set m = 'abc' %}" + source)
+    assert not template.report.replaced
+    assert template.render([said("user", "u")]).plain == expected
+
+
+def test_f51_a_template_that_is_replaced_says_why() -> None:
+    for source, reason in (
+        ("{{ messages[0].content.translate({}) }}", "unknown method"),
+        ("{{ messages | nothing }}", "unknown filter"),
+        ("{{ raise_exception('only for pirates') }}", "only for pirates"),
+        ("{{ 'abc'.index('x') }}", "substring not found"),
+    ):
+        template = made(source)
+        assert reason in template.report.replaced
+        assert reason in str(template.report)
+        assert "u" in template.render([said("user", "u")]).plain
+
+
+def test_what_a_template_pads_is_bounded() -> None:
+    for source in (
+        "{{ 'a'.ljust(100000000) }}",
+        "{{ 'a' | center(100000000) }}",
+        "{{ '%100000000d' % 3 }}",
+        "{{ [1] | tojson(indent=100) }}",
+        "{{ [1] | tojson(separators=('a' * 100, 'b')) }}",
+    ):
+        with pytest.raises(ModelError):
+            made(source)
+
+
+def test_translating_a_template_takes_time_by_its_length() -> None:
+    def seconds(source: str) -> float:
+        begin = time.thread_time()
+        translated(source)
+        return time.thread_time() - begin
+
+    for unit in ("{{", "{{ a.index(1) }}", "{% raw %}", "{{ 'a' % ", "a.index(", "{{" + "(" * 9):
+        for closed in (unit, "{{" + unit, unit + "}}"):
+            assert seconds(closed * (400_000 // len(closed))) < 4

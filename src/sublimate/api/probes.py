@@ -42,7 +42,20 @@ def ready(server: EdgeServer, exchange: Exchange) -> None:
             body["watchdog"] = watchdog
         exchange.send_json(UNAVAILABLE, msgspec.json.encode(body))
     else:
-        exchange.send_json(200, b'{"status":"ready"}')
+        body = {"status": "ready"}
+        if warnings := template_warnings(server):
+            body["warnings"] = warnings
+        exchange.send_json(200, msgspec.json.encode(body))
+
+
+def template_warnings(server: EdgeServer) -> list[str]:
+    """A sentence for each model whose chat template cannot be used."""
+    read = [(one.name, one.text_if_read) for one in server.models.all]
+    return [
+        f"The built-in chat template serves model {name} instead of its own: {replaced}."
+        for name, text in read
+        if text is not None and (replaced := text.template.report.replaced)
+    ]
 
 
 def health(server: EdgeServer, exchange: Exchange) -> None:

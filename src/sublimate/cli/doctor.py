@@ -79,6 +79,9 @@ class _Answer(msgspec.Struct):
     diagnostics: _Diagnostics | None = None
 
 
+TEMPLATE_ADVICE = "Use a model file with a chat template that Jinja2 takes as transformers does."
+
+
 def two_turns(peer: Peer) -> TwoTurns:
     """Ask them. Raises PeerError."""
     system = " ".join(
@@ -226,6 +229,10 @@ def diagnose(settings: Settings, peer: Peer, *, must_answer: bool) -> Diagnosis:
             model = peer.model()
             text = f"{peer.url} serves {model.id}."
             findings.append(Finding(topic="server", verdict="good", text=text))
+            findings += [
+                Finding(topic="template", verdict="notice", text=warning, advice=TEMPLATE_ADVICE)
+                for warning in peer.warnings()
+            ]
             findings += [_context(model.max_input_tokens), _keys(peer, settings)]
             turns = two_turns(peer)
             findings.append(_turns_finding(turns))

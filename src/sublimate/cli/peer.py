@@ -58,6 +58,10 @@ class _Models(msgspec.Struct):
     data: list[_Entry]
 
 
+class _Ready(msgspec.Struct):
+    warnings: list[str] = []
+
+
 class Peer:
     """One server, asked one thing at a time."""
 
@@ -133,6 +137,13 @@ class Peer:
         with contextlib.suppress(PeerError):
             return self.ask("/readyz")[0] == OK_STATUS
         return False
+
+    def warnings(self) -> list[str]:
+        """What a ready server says of itself. Raises PeerError."""
+        try:
+            return msgspec.convert(self.json("/readyz"), _Ready).warnings
+        except msgspec.ValidationError:
+            raise PeerError(f"{self.url}/readyz does not answer as Sublimate does.") from None
 
     def sublimate(self) -> bool:
         """It is one of ours, and not some other program with a port."""

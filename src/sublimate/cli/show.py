@@ -185,6 +185,8 @@ def _template(card: Card) -> str:
     if template.report is None:
         return origin if not template.in_file else "the file's, not to be used (see problems)"
     report = template.report
+    if report.replaced:
+        origin = f"the file's, replaced by the built-in one: {report.replaced}"
     tools = "shows tools" if report.tools == "template" else "tools are shown as text"
     return "; ".join(
         (

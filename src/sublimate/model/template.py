@@ -28,6 +28,7 @@ from ..errors import ModelError
 from .escape import Escape
 from .forms import Form, all_texts, as_text, escaped_tools, escaped_turns, messages_of
 from .named_templates import template_source
+from .template_language import FILTERS, FUNCTIONS, SizeError, translated
 from .thinking import choose_thinking_format
 from .tokenizer import Tokenizer
 from .tool_formats import Tool, ToolCall, ToolResult, choose_tool_format
@@ -41,8 +42,8 @@ enough for 50,000 turns of a usual template or the largest body."""
 OUTPUT_CHARACTERS_MAX = 1 << 26
 """Twice the largest request body."""
 SOURCE_CHARACTERS_MAX = 1 << 20
-INDENT_MAX = 8
-"""Of JSON: spaces for each level."""
+REASON_CHARACTERS_MAX = 200
+"""Of why a template was refused, for operators."""
 
 ENDLESS = "The chat template of the model takes too many steps, or writes too much, for any prompt."
 
@@ -83,9 +84,14 @@ class TemplateReport(msgspec.Struct, frozen=True):
     calls: Literal["template", "text"]
     """Who writes calls of earlier turns; text only if that gives what the template would write."""
     tool_format: str
+    replaced: str = ""
+    """Why the template cannot render a plain conversation, so that the built-in one always serves;
+    empty if it can."""
 
     def __str__(self) -> str:
         origin = self.origin if self.origin == "model" else "none in the model's file, built-in"
+        if self.replaced:
+            origin = f"the model's, replaced by the built-in one ({self.replaced})"
         return (
             f"{origin} {self.digest[:12]}, system turns {self.system_turns}, "
             f"tools by {self.tools} ({self.tool_format})"
@@ -97,7 +103,7 @@ class TemplateLimitError(Exception):
 
 
 class _RefusedError(Exception):
-    """The template raised, or did not show what it was given."""
+    """The template raised, or did not show what it was given. Its text is for operators alone."""
 
 
 def _for_templates(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,26 +113,20 @@ def _for_templates(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError):
-            raise _RefusedError from None
+        except SizeError:
+            raise TemplateLimitError from None
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise _RefusedError(f"{function.__name__}: {error}") from None
 
     return call
 
 
 def _raise_exception(message: object) -> None:
-    del message  # of the template; nobody sees it
-    raise _RefusedError
+    raise _RefusedError(f"it raised {str(message)[:REASON_CHARACTERS_MAX]!r}")
 
 
 def _strftime_now(layout: str) -> str:
     return time.strftime(layout)
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """As json.dumps(value, ensure_ascii=False, indent=indent) writes it."""
-    if indent is not None and indent > INDENT_MAX:
-        raise TemplateLimitError  # a template of 30 letters could ask for gigabytes of spaces
-    return msgspec.json.format(msgspec.json.encode(value), indent=indent or 0).decode()
 
 
 CHATML = (
@@ -193,13 +193,14 @@ class ChatTemplate:
             lambda: self._run("chat", self._shape(turns, tools), shown_tools, end, thinking),
             lambda: self._run("chat", self._strict(turns, tools), (), end, thinking),
         )
+        reason = ""
         for attempt in attempts:
             try:
                 return Rendered(attempt(), marker)
-            except _RefusedError:
-                continue
+            except _RefusedError as error:
+                reason = reason or str(error)
         if not self.fallbacks:
-            LOG.warning("the chat template refuses conversations; the built-in one serves them")
+            LOG.warning("the built-in chat template serves a conversation instead: %s", reason)
         self.fallbacks += 1
         plain = as_text(turns, tools, self._forms)
         return Rendered(self._run("fallback", plain, (), end, thinking), marker)
@@ -239,14 +240,15 @@ class ChatTemplate:
         except minijinja.TemplateError as error:
             if error.kind == "OutOfFuel":
                 raise TemplateLimitError from None
-            raise _RefusedError from None
+            reason = str(error).partition(" (in chat")[0]
+            raise _RefusedError(reason[:REASON_CHARACTERS_MAX]) from None
         if len(text) > OUTPUT_CHARACTERS_MAX:
             raise TemplateLimitError
         if not continued:
             return text
         shown, found, _ = text.rpartition(end)
         if not found:
-            raise _RefusedError
+            raise _RefusedError("it does not show the end of an answer that was begun")
         return shown
 
     # ---- forms of a conversation ---------------------------------------------------------------
@@ -269,12 +271,14 @@ class ChatTemplate:
     def _probe(self, from_model: bool) -> TemplateReport:
         user, system = said("user", PROBE_USER), said("system", PROBE_SYSTEM)
         answer = said("assistant", PROBE_ANSWER)
+        replaced = ""
         try:
             self._run("chat", [user], (), MARKERS[1], thinking=False)
         except TemplateLimitError:
             raise ModelError(ENDLESS) from None
-        except _RefusedError:
-            pass  # others may not be
+        except _RefusedError as error:
+            replaced = str(error)
+            LOG.warning("the built-in chat template serves instead of the model's: %s", replaced)
         by_template = self.tool_format.template_knows and self._shows_tools()
         calls_in_text = by_template and self._writes_calls_alike()
         self._forms.calls_in_text = calls_in_text or not by_template
@@ -288,6 +292,7 @@ class ChatTemplate:
             tools="template" if by_template else "text",
             calls="text" if self._forms.calls_in_text else "template",
             tool_format=self.tool_format.name,
+            replaced=replaced,
         )
 
     def _takes_system_turns(self) -> bool:
@@ -358,13 +363,14 @@ def _tool_conversation() -> list[Turn]:
 
 def _environment(source: str, fallback: str) -> minijinja.Environment:
     # transformers marks what the assistant wrote for training; it renders as its content.
-    source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)
+    source = translated(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source))
     environment = minijinja.Environment(
         templates={"chat": source, "fallback": fallback},
-        filters={"tojson": _for_templates(_to_json)},
+        filters={name: _for_templates(each) for name, each in FILTERS.items()},
         globals={
             "raise_exception": _for_templates(_raise_exception),
             "strftime_now": _for_templates(_strftime_now),
+            **{name: _for_templates(each) for name, each in FUNCTIONS.items()},
         },
         fuel=FUEL_MAX,
         undefined_behavior="chainable",
