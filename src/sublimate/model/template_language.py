@@ -162,12 +162,13 @@ def _matching(tokens: list[str], at: int) -> int:
 
 def call_method(value: Any, name: str, *arguments: Any, **named: Any) -> Any:
     """What Python's method of that name returns. Raises LanguageError, SizeError."""
-    kind = TEXT_METHODS if isinstance(value, str) else LIST_METHODS
-    if not isinstance(value, str | list | tuple) or name not in kind:
-        raise LanguageError(f"{type(value).__name__} has no method {name}")
+    methods = {str: TEXT_METHODS, list: LIST_METHODS, tuple: LIST_METHODS}
+    kind = cast("type[Any]", type(value))
+    if name not in methods.get(kind, ()):
+        raise LanguageError(f"{kind.__name__} has no method {name}")
     if name in PADDED and any(isinstance(a, int) and a > WIDTH_MAX for a in arguments):
         raise SizeError
-    return getattr(cast(Any, value), name)(*arguments, **named)
+    return getattr(value, name)(*arguments, **named)
 
 
 def percent(text: str, value: Any) -> str:
