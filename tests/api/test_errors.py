@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from harness import Served, body, serve
+from sublimate.config import EdgeSettings
 from sublimate.edge import errors
 from sublimate.edge.errors import TABLE, ApiError, envelope
 
@@ -233,7 +234,48 @@ def test_an_unknown_model_is_named(shared: Served) -> None:
     for name in ("other", "/etc/passwd", "../x", "m" * 1000):
         reply = shared.message(model=name)
         check_error(reply, 404, f"model: {name[:256]}")
+        assert "Served: tiny. " in reply.json()["error"]["message"]
+        assert "--alias" in reply.json()["error"]["message"]
     assert shared.message(model="claude-sonnet-9").json()["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/messages", body()),
+        ("/v1/messages/count_tokens", body(max_tokens=...)),
+        ("/v1/chat/completions", body(max_tokens=4)),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 4}),
+        ("/v1/responses", {"input": "a"}),
+        ("/api/chat", body(max_tokens=..., stream=False)),
+        ("/api/generate", {"prompt": "a", "stream": False}),
+        ("/api/show", {}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("tiny:latest", id="F24 tag"),
+        pytest.param("Tiny", id="F24 case"),
+        pytest.param("TINY:Latest", id="F24 both"),
+        pytest.param("Claude-Tiny", id="F24 listed in another case"),
+    ],
+)
+def test_a_name_is_known_in_any_case_and_with_the_tag_of_ollama(
+    shared: Served, path: str, asked: dict[str, Any], name: str
+) -> None:
+    reply = shared.client.post(path, json={**asked, "model": name})
+    assert reply.status_code == 200, reply.text
+    assert shared.client.get(f"/v1/models/{name}").status_code == 200
+
+
+def test_f25_any_model_answers_every_name() -> None:
+    with serve(settings=EdgeSettings(any_model=True)) as served:
+        assert served.message(model="gpt-4o").json()["model"] == "tiny"
+        chat = served.client.post("/v1/chat/completions", json=body(model="dummy"))
+        assert chat.status_code == 200
+        assert served.message(model="m" * 1000).status_code == 200
 
 
 def test_a_bug_in_a_handler_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grammar import Folded, check_stream
 from harness import WAIT_SECONDS, Served, body, serve, wait_until
 from sublimate.config import EdgeSettings
+from sublimate.edge.errors import ApiError
 from sublimate.edge.limits import HttpLimits
 from sublimate.v1 import frames_pb2, layer_pb2, messages_pb2
 from sublimate.v1.messages_pb2 import CreateMessageRequest
@@ -257,7 +258,8 @@ def test_special_status_message(client: Client) -> None:
     name = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈 100%\t\n"
     request = CreateMessageRequest(model=name, max_tokens=1)
     request.messages.add(role="user", text="a")
-    fails(lambda: client.CreateMessage(request), Code.NOT_FOUND, f"model: {name}")
+    text = ApiError("unknown_model", model=name, served="tiny").text
+    fails(lambda: client.CreateMessage(request), Code.NOT_FOUND, text)
 
 
 def test_unimplemented_method_and_service(client: Client) -> None:

@@ -71,7 +71,7 @@ def serve(
     fallback_model: flags.FallbackModel = None,
     tool_result_images: flags.ToolResultImages = None,
     context_stop_reason: flags.ContextStopReason = None,
-    aliases: flags.Aliases = None,
+    aliases: flags.Aliases = None, any_model: flags.AnyModel = None,
     metrics_compat: flags.MetricsCompat = None,
     otlp_endpoint: flags.OtlpEndpoint = None,
     trace: flags.Trace = None,

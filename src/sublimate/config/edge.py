@@ -129,6 +129,10 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="More names of the model, as claude-sonnet-4-5=default."),
     ] = ()
+    any_model: Annotated[
+        bool,
+        Meta(description="Answer requests for every model name: unknown ones get the main model."),
+    ] = False
     metrics_compat: Annotated[
         Literal["", "vllm"],
         Meta(description="vllm: /metrics has vLLM's names and bucket edges too."),

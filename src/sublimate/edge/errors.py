@@ -236,7 +236,12 @@ TABLE: dict[str, ErrorKind] = {
         "rate_limit_error",
         "{maximum} debuggers{whose} follow this server already. End one of them first.",
     ),
-    "unknown_model": ErrorKind(404, NOT_FOUND, "model: {model}"),
+    "unknown_model": ErrorKind(
+        404,
+        NOT_FOUND,
+        "model: {model} is not served here. Served: {served}. Use one of these names, or start the "
+        "server with --alias NAME=MODEL or --any-model.",
+    ),
     "response_not_found": ErrorKind(
         404,
         NOT_FOUND,

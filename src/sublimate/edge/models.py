@@ -30,6 +30,10 @@ VENDOR_PREFIX = "claude-"
 """An id that begins so and names no other model names the main one: clients work by changing the
 base URL alone, and one of them lists only ids that contain this word."""
 ALWAYS = ("default", "sublimate")
+LATEST = ":latest"
+"""A tag that some clients put behind each name; a server has one version of a model."""
+LISTED_MAX = 8
+"""Names that the error for an unknown one repeats."""
 
 
 class Models:
@@ -45,6 +49,8 @@ class Models:
         """If they are loaded when they are asked for."""
         self.listed: dict[str, Served] = {}
         """What is shown to who asks for a list."""
+        self.answers_all = False
+        """An unknown name is answered by the main model."""
         self._names: dict[str, Served] = {}
         for one in self.all:
             self.listed |= {one.name: one, VENDOR_PREFIX + one.name: one}
@@ -99,16 +105,29 @@ class Models:
             self._names[alias] = self.listed[alias] = self._names[target]
 
     def resolve(self, requested: str) -> Served:
-        """The model of an id of a request. Raises ApiError (404) for an unknown one.
+        """The model of an id of a request, in any case and with or without the tag LATEST. Raises
+        ApiError (404) for an unknown one.
 
         A request's id is looked up, never joined to anything.
         """
         if len(requested) <= limits.IDENTIFIER_CHARACTERS_MAX:
             if (known := self._names.get(requested)) is not None:
                 return known
-            if requested.startswith(VENDOR_PREFIX):
+            folded = requested.casefold().removesuffix(LATEST)
+            for name, served in self._names.items():
+                if name.casefold() == folded:
+                    return served
+            if folded.startswith(VENDOR_PREFIX):
                 return self.main
-        raise ApiError("unknown_model", model=requested[: limits.IDENTIFIER_CHARACTERS_MAX])
+        if self.answers_all:
+            return self.main
+        names = [one.name for one in self.with_adapters]
+        more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
+        raise ApiError(
+            "unknown_model",
+            model=requested[: limits.IDENTIFIER_CHARACTERS_MAX],
+            served=", ".join(names[:LISTED_MAX]) + more,
+        )
 
     def of(self, name: str) -> Served:
         """Of a Generation's model_name."""
@@ -279,4 +298,5 @@ def open_models(
     for one in models.all:
         models.add_adapters(one, one.where.adapters)
     models.add_aliases(server.settings.aliases)
+    models.answers_all = server.settings.any_model
     return models

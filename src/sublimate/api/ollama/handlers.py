@@ -14,7 +14,7 @@ from ...edge.dialect import surface
 from ...edge.exchange import Exchange
 from ...edge.generate import generate
 from .frames import ChatDialect, GenerateDialect, now_text
-from .request import model_of, read_chat, read_generate
+from .request import read_chat, read_generate
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -72,7 +72,7 @@ def _answer_load(
     server: EdgeServer, exchange: Exchange, request: LoadRequest, part: dict[str, Any]
 ) -> Awaitable[None] | None:
     """A model that always is loaded stays so. Others' memory is this machine's user's to give."""
-    served = model_of(server, request.model)
+    served = server.models.resolve(request.model)
     loading = server.models.loading
     is_unload = request.keep_alive in (0, "0")
 

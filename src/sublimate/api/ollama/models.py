@@ -15,8 +15,8 @@ import msgspec
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.json_bounds import check_json
+from ...edge.models import LATEST
 from ..decode import decode_body
-from .request import TAG, model_of
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -71,7 +71,7 @@ def show_model(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None
     requested = request.model or request.name
     if not requested:
         raise field_error("model", "field required")
-    served = model_of(server, requested)
+    served = server.models.resolve(requested)
 
     async def told() -> dict[str, Any]:
         return _shown(served)
@@ -123,7 +123,7 @@ def _entry(served: Served) -> dict[str, Any]:
     text = served.text_if_read
     facts = text.facts if text is not None else {}
     family = str(facts.get("general.architecture", ""))
-    named = f"{served.name}{TAG}"
+    named = f"{served.name}{LATEST}"
     # Tells models apart. It is not the digest of the file, which would have to be read whole.
     identity = msgspec.json.encode([served.name, served.file_bytes, facts], order="sorted")
     modified = datetime.fromtimestamp(served.created_seconds, UTC)

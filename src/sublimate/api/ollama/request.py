@@ -3,7 +3,7 @@
 The server's own matters (num_ctx, num_gpu, num_thread, keep_alive and the like) are ignored: what
 is served is what /api/ps says. Options that would change the answer and are not offered are a 400.
 
-defines: ChatRequest, GenerateRequest, OllamaGeneration, read_chat, read_generate, model_of
+defines: ChatRequest, GenerateRequest, OllamaGeneration, read_chat, read_generate
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ...edge.app import EdgeServer
     from ...edge.served import Served
 
-TAG = ":latest"
 SPOKEN: dict[str, Role] = {"system": "system", "user": "user"}
 DEFAULT_THINK = "high"
 NEUTRAL = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
@@ -122,11 +121,6 @@ class OllamaGeneration(Generation, frozen=True, kw_only=True):
     """Of the log-probabilities, if they are asked for."""
 
 
-def model_of(server: EdgeServer, requested: str) -> Served:
-    """Raises ApiError (404)."""
-    return server.models.resolve(requested.removesuffix(TAG))
-
-
 def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGeneration:
     """Raises ApiError."""
     del exchange
@@ -166,7 +160,7 @@ def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> Ollama
 
 
 def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> OllamaGeneration:
-    served = model_of(server, request.model)
+    served = server.models.resolve(request.model)
     logprobs = logprobs_of(request.logprobs, request.top_logprobs)
     sampling = _sampling(served, request.options or Options(), logprobs)
     effort = request.think
