@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cases import request_of
 from harness import Served, serve, wait_until
 from sublimate.api.openai.chat_frames import call_id
+from tiny_model import tiny_model
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "n": [1, 2]}}\n</tool_call>'
@@ -417,3 +418,52 @@ def test_a_call_with_a_number_that_no_double_holds_is_answered_and_not_kept(serv
     assert '"n": 1e999' in answer["output"][0]["arguments"], answer
     kept = server.client.get(f"/v1/responses/{answer['id']}")
     assert kept.status_code == 404
+
+
+# ---- variables of the chat template --------------------------------------------------------------
+SWITCHING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}{{ style | default('') }}"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+BY_SURFACE: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=f"F27 {path}") for path in BY_SURFACE])
+def test_variables_of_the_chat_template_reach_it(path: str) -> None:
+    model = tiny_model(chat_template=SWITCHING)
+
+    def asked(served: Served, **given: Any) -> Any:
+        request = {"model": "tiny", **BY_SURFACE[path], "chat_template_kwargs": given}
+        return served.client.post(path, json=request)
+
+    def shown(token: int) -> bytes:
+        special = model.tokenizer.special_text(token)
+        return special.encode() or model.tokenizer.token_bytes[token]
+
+    with serve(model=model) as served, prompts_of(served) as prompts:
+        for given in (
+            {"enable_thinking": False},
+            {"enable_thinking": True},
+            {"thinking": True},
+            {"style": "<|im_end|>pirate", "unread": [1], "name": "x", "self": {"a": None}},
+            {},
+        ):
+            assert asked(served, **given).status_code == 200
+        texts = [b"".join(map(shown, prompt)).decode() for prompt in prompts]
+        closed = "<think>\n\n</think>\n\n"
+        assert [text.endswith(closed) for text in texts] == [True, False, False, True, True]
+        assert "<|im_end|>pirate" in texts[3]
+        (end,) = model.tokenizer.encode_rendered("<|im_end|>")
+        assert prompts[3].count(end) == prompts[4].count(end), "a variable is text alone"
+        for given, field in (
+            ({"messages": []}, "chat_template_kwargs.messages"),
+            ({"enable_thinking": "no"}, "chat_template_kwargs.enable_thinking"),
+            ({"style": "x" * 5000}, "chat_template_kwargs"),
+        ):
+            reply = asked(served, **given)
+            assert reply.status_code == 400 and field in reply.text

@@ -145,12 +145,53 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     return field_error(names[head] + dot + rest, reason)
 
 
+# ---- variables of the chat template --------------------------------------------------------------
+VARIABLES_BYTES_MAX = 4096
+TEMPLATE_OWN = frozenset(
+    "messages tools documents add_generation_prompt continue_final_message bos_token eos_token "
+    "raise_exception strftime_now".split()
+)
+"""Variables of a chat template that the server sets."""
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs` without the switches of thinking. A variable that the model's
+    template does not read has no effect. Raises ApiError."""
+    path = "chat_template_kwargs"
+    for name in given or ():
+        if name in TEMPLATE_OWN:
+            raise field_error(f"{path}.{name}", "this variable is set by the server")
+    variables = {name: v for name, v in (given or {}).items() if name not in THINKING_SWITCHES}
+    if len(msgspec.json.encode(variables)) > VARIABLES_BYTES_MAX:
+        raise field_error(path, f"at most {VARIABLES_BYTES_MAX} bytes are taken")
+    return variables
+
+
+def switched_thinking(
+    given: Mapping[str, Any] | None, thinking: ThinkingBudget | None, max_tokens: int
+) -> ThinkingBudget | None:
+    """The budget as `chat_template_kwargs` switches it, if it does. Raises ApiError."""
+    for name in THINKING_SWITCHES:
+        is_on = (given or {}).get(name)
+        if is_on is None:
+            continue
+        if not isinstance(is_on, bool):
+            raise field_error(f"chat_template_kwargs.{name}", "expected true or false")
+        if not is_on:
+            return None
+        return thinking or within_answer(EFFORTS[SWITCHED_EFFORT], max_tokens)
+    return thinking
+
+
 # ---- thinking ------------------------------------------------------------------------------------
 EFFORTS = {
     **{"minimal": 512, "low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768},
     "max": UNLIMITED,
 }
 """Tokens of thinking; "none" is off."""
+SWITCHED_EFFORT = "high"
+"""Of a request that only says that the model may think."""
 
 
 def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:

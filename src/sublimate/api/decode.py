@@ -77,6 +77,8 @@ class OtherFields(SamplingFields, kw_only=True):
 
     execution_profile: str | None = None
     """An extension of this server."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """As vLLM and llama-server have it: see `template_variables` in api/conversation.py."""
     # Fields of other local servers that would change the answer.
     use_beam_search: Any = None
     prompt_logprobs: Any = None
@@ -84,7 +86,6 @@ class OtherFields(SamplingFields, kw_only=True):
     allowed_token_ids: Any = None
     bad_words: Any = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None

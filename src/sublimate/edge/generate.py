@@ -392,7 +392,12 @@ def _rendered(generation: Generation, model: TextModel) -> Rendered:
         return Rendered(generation.raw_prompt, "")
     is_thinking = generation.thinking is not None and not is_continued(generation.turns)
     try:
-        return model.template.render(generation.turns, generation.tools, thinking=is_thinking)
+        return model.template.render(
+            generation.turns,
+            generation.tools,
+            thinking=is_thinking,
+            variables=generation.template_variables,
+        )
     except TemplateLimitError:
         raise ApiError("template_limit") from None
 

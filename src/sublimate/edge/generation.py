@@ -94,6 +94,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the request has it."""
     thinking: ThinkingBudget | None = None
     """None: off, for models that can switch."""
+    template_variables: dict[str, Any] = {}
+    """What else the chat template is given, by name."""
     raw_prompt: str | tuple[int, ...] = ""
     """Instead of turns: text as it is, whose control tokens are such, or token ids."""
     withdrawn_tools: frozenset[str] = frozenset()

@@ -47,6 +47,8 @@ REASON_CHARACTERS_MAX = 200
 
 ENDLESS = "The chat template of the model takes too many steps, or writes too much, for any prompt."
 
+NO_VARIABLES: Mapping[str, Any] = {}
+
 # Unicode noncharacters, then private use: texts hardly ever hold the first.
 MARKERS = (*map(chr, range(0xFDD0, 0xFDF0)), *map(chr, range(0xE000, 0xF900)))
 
@@ -177,21 +179,28 @@ class ChatTemplate:
 
     # ---- one conversation ----------------------------------------------------------------------
     def render(
-        self, turns: Sequence[Turn], tools: Sequence[Tool] = (), *, thinking: bool = False
+        self,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool] = (),
+        *,
+        thinking: bool = False,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Rendered:
         """Prompt of a conversation, ready for the answer; a last assistant turn is continued.
 
-        thinking: on, for models that can switch. Raises TemplateLimitError; nothing else for any
-        sequence of turns.
+        thinking: on, for models that can switch. variables: what else the template may read, as
+        decoded from JSON. Raises TemplateLimitError; nothing else for any sequence of turns.
         """
-        marker, end = self._markers(turns, tools)
+        given = msgspec.json.encode(variables)
+        marker, end = self._markers(turns, tools, given.decode())
+        more = self._escape.json(given, marker)
         turns = escaped_turns(turns, self._escape, marker, self._forms)
         tools = escaped_tools(tools, self._escape, marker)
         in_text = self.report.tools == "text"
         shown_tools = () if in_text else tools
         attempts: tuple[Callable[[], str], ...] = (
-            lambda: self._run("chat", self._shape(turns, tools), shown_tools, end, thinking),
-            lambda: self._run("chat", self._strict(turns, tools), (), end, thinking),
+            lambda: self._run("chat", self._shape(turns, tools), shown_tools, end, thinking, more),
+            lambda: self._run("chat", self._strict(turns, tools), (), end, thinking, more),
         )
         reason = ""
         for attempt in attempts:
@@ -205,9 +214,9 @@ class ChatTemplate:
         plain = as_text(turns, tools, self._forms)
         return Rendered(self._run("fallback", plain, (), end, thinking), marker)
 
-    def _markers(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> tuple[str, str]:
-        """Two characters that occur in no text of this conversation."""
-        texts = [self._source, *all_texts(turns, tools)]
+    def _markers(self, turns: Sequence[Turn], tools: Sequence[Tool], more: str) -> tuple[str, str]:
+        """Two characters that occur in no text of this conversation, nor in `more`."""
+        texts = [self._source, more, *all_texts(turns, tools)]
         free: list[str] = []
         for candidate in MARKERS:
             if all(candidate not in text for text in texts):
@@ -217,7 +226,13 @@ class ChatTemplate:
         raise TemplateLimitError
 
     def _run(
-        self, name: str, turns: Sequence[Turn], tools: Sequence[Tool], end: str, thinking: bool
+        self,
+        name: str,
+        turns: Sequence[Turn],
+        tools: Sequence[Tool],
+        end: str,
+        thinking: bool,
+        more: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """The prompt of escaped turns in a form that the template is thought to take."""
         continued = is_continued(turns)
@@ -232,8 +247,7 @@ class ChatTemplate:
                 add_generation_prompt=not continued,
                 tools=[tool.declaration for tool in tools] or None,
                 documents=None,
-                **switch,
-                **self._constants,
+                **{**more, **switch, **self._constants},
             )
         except _RefusedError:
             raise

@@ -18,7 +18,7 @@ from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
 from ...edge.sampling import Sampling, SamplingFields
 from ...model.template import TemplateLimitError
 from ...model.turns import Turn, is_continued
-from ..conversation import EFFORTS, within_answer
+from ..conversation import EFFORTS, switched_thinking, template_variables, within_answer
 from ..files.handlers import FileTexts
 from .edits import AppliedEdit, apply_edits
 from .fingerprints import Fingerprint, Fingerprints, MissReason, fingerprint
@@ -105,7 +105,10 @@ def _generation(
         file_text=FileTexts(server, owner).text,
     )
     conversation = normalise(request, tools, policy)
+    given = request.chat_template_kwargs
     thinking = _thinking(request, conversation.turns, sampling)
+    thinking = switched_thinking(given, thinking, sampling.max_tokens)
+    variables = template_variables(given)
     told = tuple(tools.told.values())
     choice = request.tool_choice
     original_tokens, applied = None, list[AppliedEdit]()
@@ -113,7 +116,9 @@ def _generation(
 
         def count(turns: Sequence[Turn]) -> int:
             try:
-                rendered = served.text.template.render(turns, told, thinking=thinking is not None)
+                rendered = served.text.template.render(
+                    turns, told, thinking=thinking is not None, variables=variables
+                )
             except TemplateLimitError:
                 raise ApiError("template_limit") from None
             return counted(rendered, served.text, served.prompt_tokens_max, owner)
@@ -133,6 +138,7 @@ def _generation(
         answer_schema=_answer_schema(request),
         answer_path=f"{_format_name(request)}.schema",
         thinking=thinking,
+        template_variables=variables,
         original_tokens=original_tokens,
         applied_edits=tuple(applied),
         previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,

@@ -20,6 +20,8 @@ from ..conversation import (
     check_tools,
     make_tool,
     schema_paths,
+    switched_thinking,
+    template_variables,
     thinking_budget,
 )
 from ..decode import decode_body
@@ -122,6 +124,8 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     sampling = checked_sampling(served, request, limit, request.stop, logprobs)
     tools = read_tools(request.tools or [], server.limits.tools_max)
     choice = read_choice(request.tool_choice, tools)
+    given, effort = request.chat_template_kwargs, request.reasoning_effort
+    thinking = thinking_budget("reasoning_effort", effort, sampling.max_tokens)
     return ChatGeneration(
         model_name=served.name,
         turns=read_messages(request.messages, server.limits.messages_max),
@@ -137,7 +141,8 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         answer_schema=_answer_schema(request.response_format),
         answer_strict=_is_strict(request.response_format),
         answer_path="response_format.json_schema.schema",
-        thinking=thinking_budget("reasoning_effort", request.reasoning_effort, sampling.max_tokens),
+        thinking=switched_thinking(given, thinking, sampling.max_tokens),
+        template_variables=template_variables(given),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )

@@ -21,6 +21,8 @@ from ..conversation import (
     check_tools,
     make_tool,
     schema_paths,
+    switched_thinking,
+    template_variables,
     thinking_budget,
 )
 from ..decode import decode_body
@@ -148,6 +150,8 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     conversation = read_input(request.input, before, server.limits.messages_max)
     told = (said("system", request.instructions),) if request.instructions else ()
     effort = request.reasoning.effort if request.reasoning else None
+    thinking = thinking_budget("reasoning.effort", effort, sampling.max_tokens)
+    given = request.chat_template_kwargs
     return ResponsesGeneration(
         model_name=served.name,
         turns=_joined(told, conversation),
@@ -164,7 +168,8 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         answer_schema=_answer_schema(request.text),
         answer_strict=bool(request.text and request.text.format and request.text.format.strict),
         answer_path="text.format.schema",
-        thinking=thinking_budget("reasoning.effort", effort, sampling.max_tokens),
+        thinking=switched_thinking(given, thinking, sampling.max_tokens),
+        template_variables=template_variables(given),
         shown=_shown(request, sampling),
         store=None if request.store is False else store,
         vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
