@@ -467,3 +467,51 @@ def test_variables_of_the_chat_template_reach_it(path: str) -> None:
         ):
             reply = asked(served, **given)
             assert reply.status_code == 400 and field in reply.text
+
+
+# ---- /tokenize -----------------------------------------------------------------------------------
+CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+MESSAGES_TOOL = {"name": "weather", "input_schema": SCHEMA}
+CHAT_CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CHAT_LOOP = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "w?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "12C"},
+]
+MESSAGES_LOOP = [
+    {"role": "user", "content": "w?"},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "1", "name": "weather", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "1", "content": "12C"}],
+    },
+]
+TOKENISED = {
+    "plain": ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}]}),
+    "chat tools": ("/v1/chat/completions", {"messages": CHAT_LOOP[:2], "tools": [CHAT_TOOL]}),
+    "chat loop": ("/v1/chat/completions", {"messages": CHAT_LOOP, "tools": [CHAT_TOOL]}),
+    "messages tools": (
+        "/v1/messages",
+        {"messages": MESSAGES_LOOP[:1], "system": "S", "tools": [MESSAGES_TOOL]},
+    ),
+    "messages loop": ("/v1/messages", {"messages": MESSAGES_LOOP}),
+    "variables": (
+        "/v1/chat/completions",
+        {"messages": CHAT_LOOP[:2], "chat_template_kwargs": {"style": "terse"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=f"F30 {name}") for name in TOKENISED])
+def test_tokenize_gives_the_ids_of_the_request_itself(server: Served, name: str) -> None:
+    path, asked = TOKENISED[name]
+    with prompts_of(server) as prompts:
+        reply = server.client.post(path, json={"model": "tiny", "max_tokens": 4, **asked})
+        assert reply.status_code == 200, reply.text
+    got = server.client.post("/tokenize", json={"model": "tiny", **asked})
+    assert got.status_code == 200, got.text
+    assert got.json()["tokens"] == prompts[0]

@@ -1,7 +1,8 @@
 """POST /tokenize and /detokenize, in the shapes that vLLM gave them.
 
-Text never becomes a control token here, as nowhere else; a conversation is rendered as
-/v1/messages would. What is too long even to be counted is refused as there.
+Text never becomes a control token here, as nowhere else. A conversation, in the shape of chat
+completions or of the Messages API, is rendered with its tools as a request for an answer would be.
+What is too long even to be counted is refused as there.
 
 defines: tokenize, detokenize
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -18,6 +19,7 @@ from ..edge import limits
 from ..edge.errors import field_error
 from ..edge.exchange import Exchange
 from ..edge.generate import NeedsThreadError, check_length, prepare
+from ..edge.generation import Generation
 from ..edge.json_bounds import check_json
 from ..edge.memory import trimmed
 from ..edge.served import NotLoadedError
@@ -25,6 +27,7 @@ from ..model.template import Rendered
 from ..model.tokenizer import Tokenizer
 from .decode import decode_body
 from .messages.read import read_count
+from .openai.chat import read_chat
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
 
 
 class TokenizeBody(msgspec.Struct):
-    """A text or a conversation."""
+    """A text or a conversation. Fields that only a conversation has are read by its own API."""
 
     model: str = "default"
     prompt: str | None = None
     messages: list[Any] | None = None
+    tools: list[Any] | None = None
+    system: Any = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -62,7 +67,8 @@ def tokenize(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
             return _answer(served, _of_text(served, asked), asked)
         if asked.prompt is not None:
             raise field_error("prompt", "give either prompt or messages")
-        return _answer(served, _of_conversation(server, served, asked, owner), asked)
+        generation = _read_conversation(server, exchange, asked, body)
+        return _answer(served, _ids_of(generation, served, owner), asked)
 
     return _answered(server, exchange, work)
 
@@ -104,12 +110,41 @@ def _of_text(served: Served, asked: TokenizeBody) -> list[int]:
     return array("i", bos + ids).tolist()
 
 
-def _of_conversation(
-    server: EdgeServer, served: Served, asked: TokenizeBody, owner: bytes
-) -> list[int]:
-    request = ENCODE({"model": asked.model, "messages": asked.messages})
+BLOCKS_OF_MESSAGES = ("tool_use", "tool_result", "thinking", "redacted_thinking", "document")
+"""Types of content that the Messages API alone has."""
+
+
+def _is_of_messages(asked: TokenizeBody) -> bool:
+    """Whether the conversation has the shape of the Messages API; else it has that of chat
+    completions. What is plain means the same in both."""
+    types = [
+        cast(dict[str, Any], block).get("type")
+        for message in asked.messages or ()
+        if isinstance(message, dict)
+        and isinstance(blocks := cast(dict[str, Any], message).get("content"), list)
+        for block in cast(list[Any], blocks)
+        if isinstance(block, dict)
+    ]
+    return (
+        asked.system is not None
+        or any(isinstance(tool, dict) and "input_schema" in tool for tool in asked.tools or ())
+        or any(kind in BLOCKS_OF_MESSAGES for kind in types)
+    )
+
+
+def _read_conversation(
+    server: EdgeServer, exchange: Exchange, asked: TokenizeBody, body: bytes
+) -> Generation:
+    """Raises ApiError."""
+    request = ENCODE({**msgspec.json.decode(body), "model": asked.model})
+    if _is_of_messages(asked):
+        return read_count(server, request, exchange.tenant_key)
+    return read_chat(server, exchange, request)
+
+
+def _ids_of(generation: Generation, served: Served, owner: bytes) -> list[int]:
     prompt = prepare(
-        read_count(server, request, owner),
+        generation,
         served.text,
         context_tokens=served.prompt_tokens_max,
         owner=owner,
