@@ -101,6 +101,12 @@ def check_lines(body: bytes) -> None:
     assert lines[-1].get("done") is True or lines[-1]["error"]
 
 
+def check_statuses(body: bytes) -> None:
+    """Ollama's /api/pull: lines with a status, of which the last says success."""
+    statuses = [msgspec.json.decode(line)["status"] for line in body.splitlines()]
+    assert body.endswith(b"\n") and statuses[-1] == "success"
+
+
 Grammar = Callable[[bytes], None]
 # (path, content type) -> how its streams look.
 GRAMMARS: dict[tuple[str, str], Grammar] = {
@@ -111,6 +117,7 @@ GRAMMARS: dict[tuple[str, str], Grammar] = {
     ("/v1/responses", "text/event-stream"): check_response_events,
     ("/api/chat", "application/x-ndjson"): check_lines,
     ("/api/generate", "application/x-ndjson"): check_lines,
+    ("/api/pull", "application/x-ndjson"): check_statuses,
 }
 
 

@@ -265,6 +265,7 @@ CAUSES = {
     "origin_refused": "operations::cors_by_default_takes_pages_of_this_machine_only",
     "host_refused": "operations::a_foreign_host_is_a_typed_error",
     "embeddings": "error_shapes::embeddings_are_told_not_to_be_there",
+    "not_offered": "ollama::f32_models_are_not_changed_through_the_api",
     "not_found": "error_shapes::each_route_errs_in_its_envelope",
     "doubled_prefix": "errors::routes",
     "method": "error_shapes::each_route_errs_in_its_envelope",

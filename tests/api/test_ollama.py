@@ -204,8 +204,6 @@ def test_errors(client: ollama.Client, server: Served) -> None:
     assert missing.value.status_code == 404 and missing.value.error.startswith(
         "model: other is not"
     )
-    reply = server.client.post("/api/pull", json={"model": "tiny"})
-    assert reply.status_code == 404 and set(reply.json()) == {"error"}
     with serve(step_delay_us=5000) as served, connected(served) as other:
         with pytest.raises(ollama.ResponseError):
             for _ in other.generate(model="tiny", prompt="count", stream=True):
@@ -220,3 +218,24 @@ def test_the_answers_of_the_scripts_are_what_is_said(client: ollama.Client) -> N
     assert made.message.content == "Let me see.\n" + CALL, "without tools a call is text"
     utf8 = client.chat(model="tiny", messages=[{"role": "user", "content": "say utf8"}])
     assert utf8.message.content == ANSWERS["say utf8"]
+
+
+def test_f32_a_served_model_is_pulled_already(client: ollama.Client) -> None:
+    for name in ("tiny", "Tiny:latest"):
+        assert client.pull(name).status == "success"
+        assert [part.status for part in client.pull(name, stream=True)][-1] == "success"
+    with pytest.raises(ollama.ResponseError, match=r"other is not served here.*sublimate pull"):
+        client.pull("other")
+
+
+def test_f32_models_are_not_changed_through_the_api(client: ollama.Client, server: Served) -> None:
+    for change in (
+        lambda: client.create("new", from_="tiny"),
+        lambda: client.copy("tiny", "new"),
+        lambda: client.push("tiny"),
+        lambda: client.delete("tiny"),
+    ):
+        with pytest.raises(ollama.ResponseError, match="does not change its models") as refused:
+            change()
+        assert refused.value.status_code == 404
+    assert server.client.head("/api/blobs/sha256:00").status_code == 404

@@ -19,7 +19,7 @@ from ..edge import limits
 from ..edge.exchange import Exchange
 from .batches.handlers import BatchBody
 from .messages.schema import NOT_OFFERED, MessagesRequest
-from .ollama.models import ShowRequest
+from .ollama.models import PullRequest, ShowRequest
 from .ollama.request import ChatRequest as OllamaChat
 from .ollama.request import GenerateRequest
 from .openai.chat import ChatRequest as OpenAIChat
@@ -120,6 +120,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "OllamaChatRequest": OllamaChat,
     "OllamaGenerateRequest": GenerateRequest,
     "OllamaShowRequest": ShowRequest,
+    "OllamaPull": PullRequest,
     "BatchRequest": BatchBody,
     "Tokenize": TokenizeBody,
     "Detokenize": DetokenizeBody,
@@ -193,6 +194,13 @@ OPERATIONS = (
     Operation("/api/tags", "get", "Ollama: the models."),
     Operation("/api/show", "post", "Ollama: what a model is.", "OllamaShowRequest"),
     Operation("/api/ps", "get", "Ollama: what is loaded."),
+    Operation("/api/pull", "post", "Ollama: success for a model that is served.", "OllamaPull"),
+    Operation("/api/create", "post", "Not offered: 404."),
+    Operation("/api/copy", "post", "Not offered: 404."),
+    Operation("/api/push", "post", "Not offered: 404."),
+    Operation("/api/delete", "delete", "Not offered: 404."),
+    Operation("/api/blobs/{id}", "post", "Not offered: 404."),
+    Operation("/api/blobs/{id}", "head", "Not offered: 404."),
     Operation("/api/version", "get", "Ollama: the version of its API."),
     Operation("/api/embed", "post", "Not offered: 404."),
     Operation("/api/embeddings", "post", "Not offered: 404."),

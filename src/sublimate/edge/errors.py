@@ -170,6 +170,7 @@ TABLE: dict[str, ErrorKind] = {
         "No model of this server offers embeddings; /v1/models lists what there is.",
         error_code="embeddings_not_offered",
     ),
+    "not_offered": ErrorKind(404, NOT_FOUND, "{reason}", error_code="not_offered"),
     "not_found": ErrorKind(404, NOT_FOUND, "There is nothing at this path."),
     "doubled_prefix": ErrorKind(
         404, NOT_FOUND, "The path begins with /v1 twice: remove /v1 from the base URL."

@@ -34,10 +34,13 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+LINES = "application/x-ndjson"
+
+
 class OllamaDialect(Dialect):
     """What both paths share; each says how it shows a part of an answer."""
 
-    content_type = "application/x-ndjson"
+    content_type = LINES
     error_shape = OLLAMA_ERRORS
 
     def __init__(self, answer: Answer) -> None:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...edge.errors import field_error
+from ...edge import limits
+from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.json_bounds import check_json
 from ...edge.models import LATEST
 from ..decode import decode_body
+from .frames import LINES
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -108,6 +110,43 @@ def _shown(served: Served) -> dict[str, Any]:
         "capabilities": capabilities,
         "modified_at": entry["modified_at"],
     }
+
+
+class PullRequest(ShowRequest):
+    stream: bool | None = None
+
+
+PULL_DECODER = msgspec.json.Decoder(PullRequest)
+NOT_PULLED = (
+    "model: {model} is not served here, and this server fetches no models for its clients. "
+    "`sublimate pull` on its machine fetches one, and `--library` serves a folder of them."
+)
+NOT_CHANGED = "This server does not change its models through the API; see `sublimate pull`."
+
+
+def pull_model(server: EdgeServer, exchange: Exchange) -> None:
+    """A model that is served is here already. Raises ApiError for any other."""
+    check_json(exchange.request.body)
+    request = decode_body(PULL_DECODER, exchange.request.body)
+    requested = request.model or request.name
+    if not requested:
+        raise field_error("model", "field required")
+    try:
+        server.models.resolve(requested)
+    except ApiError:
+        name = requested[: limits.IDENTIFIER_CHARACTERS_MAX]
+        raise ApiError("not_offered", reason=NOT_PULLED.format(model=name)) from None
+    if request.stream is False:
+        _send(exchange, {"status": "success"})
+    else:
+        lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
+        exchange.send(200, [("content-type", LINES)], lines)
+
+
+def change_model(server: EdgeServer, exchange: Exchange) -> None:
+    """/api/create, copy, push, delete and blobs. Raises ApiError."""
+    del server, exchange
+    raise ApiError("not_offered", reason=NOT_CHANGED)
 
 
 def version(server: EdgeServer, exchange: Exchange) -> None:
