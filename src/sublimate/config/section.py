@@ -31,6 +31,8 @@ IDLE_SECONDS_MAX = 31_536_000
 KERNEL_ENTRIES_MAX = 1 << 20
 WORKERS_MAX = 16
 TARGET_SECONDS_MAX = 86_400
+LISTEN_BACKLOG = 1024
+"""Connections that the kernel holds until they are accepted, up to `net.core.somaxconn`."""
 STALLED_SECONDS = 5.0
 """An engine that stands still for so long is not healthy, and lost to its requests."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import _core
-from ..config import EdgeSettings
+from ..config import LISTEN_BACKLOG, EdgeSettings
 from ..errors import ConfigError
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
@@ -133,7 +133,9 @@ class EdgeServer:
     # ---- connections (Application of http.py) --------------------------------------------------
     async def listen(self, sock: Any) -> None:
         """Accept connections of a bound, listening socket."""
-        listener = await self.loop.create_server(lambda: HttpConnection(self, self.loop), sock=sock)
+        listener = await self.loop.create_server(
+            lambda: HttpConnection(self, self.loop), sock=sock, backlog=LISTEN_BACKLOG
+        )
         self._listeners.append(listener)
         self.access.is_loopback = ip_address(sock.getsockname()[0]).is_loopback
         self.routes.begin(self)
@@ -152,6 +154,7 @@ class EdgeServer:
         listener = await self.loop.create_server(
             lambda: HttpConnection(self, self.loop, standing),
             sock=sock,
+            backlog=LISTEN_BACKLOG,
             ssl=self._tls,
             ssl_handshake_timeout=self.limits.header_seconds,
             ssl_shutdown_timeout=limits.LINGER_SECONDS,

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 
 import uvloop
 
+from ..config import LISTEN_BACKLOG
 from ..control.child import die_with_parent
 from ..edge import limits
 from ..edge.errors import MESSAGES_SHAPE, ApiError, ErrorShape
@@ -205,6 +206,7 @@ async def _serve(address: records.Address) -> None:
     server = await loop.create_server(
         lambda: HttpConnection(model_address, loop),
         sock=sock,
+        backlog=LISTEN_BACKLOG,
         ssl=context,
         ssl_handshake_timeout=model_address.limits.header_seconds if context else None,
         ssl_shutdown_timeout=limits.LINGER_SECONDS if context else None,

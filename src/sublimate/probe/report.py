@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..config import Settings, cache_folder, format_size
+from ..config import LISTEN_BACKLOG, Settings, cache_folder, format_size
 from ..errors import ModelError
 from ..model.files import ModelFile, locate
 from ..model.registry import DEFAULT
@@ -33,7 +33,6 @@ LOAD_WARNING = 0.5
 OPEN_FILES_WANTED = 4096
 SHARED_MEMORY_WANTED_BYTES = 64 << 20
 BUFFER_WANTED_BYTES = 1 << 20
-BACKLOG_WANTED = 1024
 GIGA = 1e9
 HEAT = ("hardware_thermal", "software_thermal", "hardware_slowdown", "hardware_power_brake")
 """Reasons for low clocks that somebody should see to."""
@@ -286,8 +285,8 @@ def _kernel(machine: Machine) -> Finding:
             advice="For HTTP/3 over long distances: sysctl -w net.core.rmem_max=2500000 "
             "net.core.wmem_max=2500000",
         )
-    if 0 < kernel.backlog_max < BACKLOG_WANTED:
-        advice = f"sysctl -w net.core.somaxconn={BACKLOG_WANTED}"
+    if 0 < kernel.backlog_max < LISTEN_BACKLOG:
+        advice = f"sysctl -w net.core.somaxconn={LISTEN_BACKLOG}"
         return Finding(topic="kernel", verdict="notice", text=text, advice=advice)
     return Finding(topic="kernel", verdict="good", text=text)
 

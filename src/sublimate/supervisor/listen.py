@@ -16,9 +16,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
+from ..config import LISTEN_BACKLOG
 from ..errors import ListenError
 
-BACKLOG = 1024
 Address = IPv4Address | IPv6Address
 
 
@@ -70,7 +70,7 @@ def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
     try:
         socks += _joined(first, count - 1)
         for sock in socks:
-            sock.listen(BACKLOG)
+            sock.listen(LISTEN_BACKLOG)
             sock.setblocking(False)
     except OSError as error:
         for sock in socks:
