@@ -1,5 +1,6 @@
 """The watchdog's parts: two stages of what stands still, waits for a core, a GPU's windows."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -12,6 +13,12 @@ import pytest
 
 from simulated_gpu import SimulatedGpu
 from sublimate.guard.core_waits import CoreWaits
+from sublimate.guard.edge_watch import (
+    EDGE_HUNG_SECONDS_MAX,
+    EDGE_HUNG_SECONDS_MIN,
+    EdgeHealth,
+    EdgeWatch,
+)
 from sublimate.guard.engine_watch import EngineWatch, Verdict
 from sublimate.guard.gpu import GpuWatch
 from sublimate.guard.nvml import NvmlGpu, open_gpu
@@ -235,6 +242,48 @@ def test_an_engine_tells_which_gpu_is_watched(monkeypatch: pytest.MonkeyPatch) -
     assert open_gpu({"gpu_index": 0}) is None
 
 
+# ---- edges ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [(30.0, EDGE_HUNG_SECONDS_MAX), (8.0, 8.0), (0.5, EDGE_HUNG_SECONDS_MIN), (0.0, math.inf)],
+)
+def test_f04_the_limit_of_an_edge_is_bounded_on_both_sides(given: float, limit: float) -> None:
+    assert EdgeWatch(given).hung_seconds == limit
+
+
+def test_f04_an_edge_that_answers_no_ping_is_tripped_and_hung_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = EdgeWatch(30.0)
+    monkeypatch.setattr(watch._waits, "since_last", lambda _: 0.0)
+    watch.begin(100.0)
+    for second in range(101, 131):
+        watch.beat()
+        assert watch.look(float(second), 1) == "ok"
+    states = [watch.look(float(second), 1) for second in range(131, 148)]
+    assert states == ["ok"] * 4 + ["tripped"] * 10 + ["hung"] * 3
+    assert (watch.trips, watch.restarts) == (1, 1)
+    watch.begin(200.0)
+    assert watch.look(201.0, 1) == "ok", "the next edge begins anew"
+
+
+def test_f04_an_edge_whose_threads_wait_for_a_core_is_not_accused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = EdgeWatch(30.0)
+    monkeypatch.setattr(watch._waits, "since_last", lambda _: 0.95)
+    watch.begin(0.0)
+    assert {watch.look(float(second), 1) for second in range(1, 91)} == {"ok"}
+
+
+def test_f04_an_edge_shows_how_long_the_last_ping_waited() -> None:
+    health = EdgeHealth()
+    health.pinged(10.0, 10.25)
+    delay, *counts = health.families({"worker": "1"})
+    assert delay.samples[0].value == 0.25
+    assert [family.samples[0].value for family in counts] == [0, 0]
+
+
 # ---- waits for a core ----------------------------------------------------------------------------
 def thread_file(proc: Path, thread: int, name: str, schedstat: str) -> None:
     folder = proc / "12" / "task" / str(thread)
@@ -244,7 +293,7 @@ def thread_file(proc: Path, thread: int, name: str, schedstat: str) -> None:
 
 
 def test_waits_are_those_of_the_threads_that_make_steps(tmp_path: Path) -> None:
-    waits = CoreWaits(tmp_path)
+    waits = CoreWaits(proc=tmp_path)
     assert waits.since_last(12) == 0.0, "there is no such process"
     for wait_ns in (5_000_000_000, 6_500_000_000):
         thread_file(tmp_path, 13, "loop", f"1 {wait_ns} 3\n")

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import time
 import urllib.error
@@ -19,10 +21,12 @@ from sublimate import _core
 from sublimate.config import Settings, cache_folder
 from sublimate.control.faults import POINTS, VARIABLE, open_faults
 from sublimate.errors import ConfigError
+from sublimate.guard.edge_watch import EDGE_HUNG_SECONDS_MIN
 from sublimate.model.files import fetch
 
 ENGINE, EDGE = "sublimate.engine", "sublimate.edge"
 ANSWER_TOKENS, STEP_US = 20, 1000
+EDGE_DELAY = "sublimate_edge_heartbeat_delay_seconds"
 JSON, MULTIPART = "application/json", "multipart/form-data; boundary=x"
 UPLOAD = (
     b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.txt"\r\n\r\nabc\r\n--x--\r\n'
@@ -233,3 +237,47 @@ def test_a_folder_that_others_could_write_to_is_refused(
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match="only this user"):
         open_faults()
+
+
+# ---- an edge that stands still -------------------------------------------------------------------
+def edge_samples(server: Server) -> dict[str, float]:
+    """The watchdog's metrics of the edge that answers."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=20) as response:
+        lines = response.read().decode().splitlines()
+    named = [line for line in lines if line.startswith(("sublimate_edge_watchdog", EDGE_DELAY))]
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in named}
+
+
+def replaced(faults: Faults, edge: int) -> dict[str, float]:
+    """Waits for the next edge; its metrics."""
+    why = f"event loop stood still for {EDGE_HUNG_SECONDS_MIN:.0f} s"
+    while why not in faults.server.event("lost", 60)["why"]:
+        pass  # of what other tests have done
+    wait_until(lambda: faults.server.children().get(EDGE, edge) != edge, 30)
+    wait_until(faults.answers, 30)
+    return edge_samples(faults.server)
+
+
+def test_f04_an_edge_whose_loop_is_blocked_is_replaced(faults: Faults) -> None:
+    """Its connections are lost; its port is not, and the engine stays."""
+    children, before = faults.server.children(), edge_samples(faults.server)
+    with faults.connect() as sock:
+        assert is_alive(sock)
+        faults.begin("edge.hung", 120_000)
+        after = replaced(faults, children[EDGE])
+        assert sock.recv(1) == b"", "its connections went with it"
+    assert faults.server.children()[ENGINE] == children[ENGINE]
+    for name in ("trips", "restarts"):
+        name = f"sublimate_edge_watchdog_{name}_total"
+        assert after[name] == before[name] + 1
+    assert EDGE_DELAY in after
+
+
+def test_f04_a_stopped_edge_is_replaced(faults: Faults) -> None:
+    edge = faults.server.children()[EDGE]
+    os.kill(edge, signal.SIGSTOP)
+    with faults.connect() as waiting:  # the kernel holds it for the next edge
+        waiting.settimeout(60)
+        waiting.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        replaced(faults, edge)
+        assert b" 200 " in waiting.recv(4096)

@@ -347,3 +347,21 @@ def test_a_reload_lets_streams_over_quic_finish(server: Server, certificate: Pat
     again = Client(port, certificate, seed=9)
     assert again.ask("GET", "/livez").status == 200
     again.close()
+
+
+def test_f04_an_edge_that_goes_on_in_time_is_reported_and_kept(server: Server) -> None:
+    """The edge beside it says so in its log; both count what was found of their own worker."""
+    edges = server.pids()[EDGE]
+    trips = samples(server, "edge_watchdog_trips_total", "worker")
+    logged = len(server.errors)
+    os.kill(edges[0], signal.SIGSTOP)
+    try:
+        wait_until(lambda: any("stands still" in line for line in server.errors[logged:]), 60)
+    finally:
+        os.kill(edges[0], signal.SIGCONT)
+    more = sum(trips.values()) + 1
+    wait_until(
+        lambda: sum(samples(server, "edge_watchdog_trips_total", "worker").values()) == more, 20
+    )
+    assert server.pids()[EDGE] == edges
+    assert not any(samples(server, "edge_watchdog_restarts_total", "worker").values())

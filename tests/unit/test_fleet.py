@@ -124,6 +124,24 @@ def test_an_engine_that_fails_before_any_has_served_ends_the_server(running: Run
     assert isinstance(running.fleet.failure, EngineError)
 
 
+# ---- edges that stand still ----------------------------------------------------------------------
+def test_f04_an_edge_is_pinged_from_its_start_on_and_once_at_a_time(running: Running) -> None:
+    edge, other = running.fleet.edges
+    child = running.child(edge)
+    assert edge.look_at_seconds is None, "one that starts is not watched"
+    running.hear(edge, channel.EdgeReady(answers_pings=True))
+    running.listen(other)
+    assert other.look_at_seconds is None, "it has not promised an answer"
+    for answered in (False, True):
+        edge.look_at_seconds = 0.0
+        running.fleet.act_on_time()
+        pings = [one for one in child.told if isinstance(one, channel.Ping)]
+        assert len(pings) == 1 + answered
+        running.hear(edge, channel.Pong())
+    running.end(edge)
+    assert edge.look_at_seconds is None
+
+
 # ---- one child's trouble is its own --------------------------------------------------------------
 def no_descriptor(*_: Any, **__: Any) -> Any:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

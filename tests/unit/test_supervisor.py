@@ -72,13 +72,13 @@ def test_the_wire_form_is_the_documented_one() -> None:
         (
             channel.FromEdge,
             {"ready", "failed", "region_broken", "engine_idle", "drained"}
-            | {"model_wanted", "model_taken", "model_stop"},
+            | {"model_wanted", "model_taken", "model_stop", "pong"},
         ),
         (
             channel.ToEdge,
             {"start", "engine_up", "engine_lost", "engine_leaving", "health", "kernel_memory"}
             | {"sibling", "sibling_gone", "reload", "drain", "stop"}
-            | {"model_failed", "model_changed"},
+            | {"model_failed", "model_changed", "edge_health", "ping"},
         ),
     ):
         tags = {kind.__struct_config__.tag for kind in union.__args__}

@@ -97,7 +97,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=WATCHDOG_SECONDS_MAX,
-            description="An engine that stands still for so long is restarted; 0 never.",
+            description="An engine that stands still for so long is restarted, an edge after "
+            "15 s at most; 0 never.",
         ),
     ] = 30.0
     gpu_temperature_max: Annotated[

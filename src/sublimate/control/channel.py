@@ -2,12 +2,6 @@
 
 A socketpair(AF_UNIX, SOCK_SEQPACKET) per child; one JSON object per datagram, tagged by "op";
 descriptors travel beside it as SCM_RIGHTS. Low volume: nothing of a request passes here.
-
-defines: messages to the engine (Load, Attach, Detach, Stop), from it (Progress, Weights, Ready,
-         Failed, Attached), to the edge (Start, Sibling, SiblingGone, KernelMemory, EngineUp,
-         EngineLost, EngineLeaving, ModelFailed, ModelChanged, Health, Reload, Drain, Stop), from it
-         (EdgeReady, RegionBroken, EngineIdle, ModelWanted, ModelTaken, ModelStop, Drained),
-         ModelPlace, Received, Channel, names of threads
 """
 
 from __future__ import annotations
@@ -219,6 +213,23 @@ class Health(Message, frozen=True, tag="health"):
     fault: Literal["", "no_turn", "no_step", "starved", "gpu_hot", "gpu_idle"] = ""
 
 
+class EdgeHealth(Message, frozen=True, tag="edge_health"):
+    """What the watchdog found of an edge, when it changes and when an edge starts.
+
+    `trips`, `restarts`: so far, of the edges in that place."""
+
+    worker: int = 0
+    state: Literal["ok", "tripped", "hung"] = "ok"
+    trips: int = 0
+    restarts: int = 0
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """Answer Pong from the event loop. `sent_seconds`: of the monotonic clock."""
+
+    sent_seconds: float
+
+
 class EngineLeaving(Message, frozen=True, tag="engine_leaving"):
     """Give that engine nothing more, and say EngineIdle when it has nothing left to do here."""
 
@@ -258,10 +269,16 @@ class Drain(Message, frozen=True, tag="drain"):
 # ---- edge -> supervisor ----
 class EdgeReady(Message, frozen=True, tag="ready"):
     """The edge accepts connections. `info`: what the start-up screen shows (template, ...).
-    `refuses`: it cannot read the model, and says so to all of them."""
+    `refuses`: it cannot read the model, and says so to all of them. `answers_pings`: its event
+    loop is watched."""
 
     info: dict[str, Any] = {}
     refuses: bool = False
+    answers_pings: bool = False
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """The event loop turns."""
 
 
 class RegionBroken(Message, frozen=True, tag="region_broken"):
@@ -312,12 +329,22 @@ ToEdge = (
     | ModelFailed
     | ModelChanged
     | Health
+    | EdgeHealth
+    | Ping
     | Reload
     | Drain
     | Stop
 )
 FromEdge = (
-    EdgeReady | Failed | RegionBroken | EngineIdle | ModelWanted | ModelTaken | ModelStop | Drained
+    EdgeReady
+    | Failed
+    | Pong
+    | RegionBroken
+    | EngineIdle
+    | ModelWanted
+    | ModelTaken
+    | ModelStop
+    | Drained
 )
 
 WORD_BYTES = array.array("i").itemsize

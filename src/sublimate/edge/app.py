@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from .. import _core
 from ..config import LISTEN_BACKLOG, EdgeSettings
 from ..errors import ConfigError
+from ..guard.edge_watch import EdgeHealth
 from ..kernel.connections import Connections
 from ..kernel.metrics import connection_families
 from . import limits, relay
@@ -91,6 +92,7 @@ class EdgeServer:
         self.access = Access(settings, place.key("tenants") if place.secret else b"", ledgers)
         self.version = package_version()
         self.telemetry = open_telemetry(settings.otlp_endpoint, self.version, os.environ)
+        self.health = EdgeHealth()
         self.kernel = Connections()
         """What the kernel remembers of connections; nothing until the supervisor hands it on."""
         self.draining = self.leaving = False
@@ -127,6 +129,7 @@ class EdgeServer:
         relay.serve_siblings(self)
         self.metrics.worker = str(place.worker) if place.workers > 1 else None
         self.metrics.parts.append(orphan_families)
+        self.metrics.parts.append(self.health.families)
         self.metrics.parts.append(lambda labels: connection_families(self.kernel, labels))
         self.metrics.answers = lambda: len(self._answers)
 

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -133,7 +134,7 @@ class EdgeProcess:
         info |= self._server.tls_info
         if self._server.grpc_url:
             info["grpc"] = self._server.grpc_url
-        self._tell(channel.EdgeReady(info=info, refuses=not is_whole))
+        self._tell(channel.EdgeReady(info=info, refuses=not is_whole, answers_pings=True))
         self._server.part(Later)
         try:
             await self._ended.wait()
@@ -192,6 +193,11 @@ class EdgeProcess:
                 server.engine_lost(reason, message, engine=engine)
             case channel.Health(engine=engine, state=state, fault=fault):
                 server.models.told(engine, Verdict(state, fault))
+            case channel.EdgeHealth() as health:
+                _take_health(server, health)
+            case channel.Ping(sent_seconds=sent):
+                server.health.pinged(sent, time.monotonic())
+                self._tell(channel.Pong())
             case channel.EngineLeaving(engine=engine):
                 server.models.leave(engine, lambda: self._tell(channel.EngineIdle(engine=engine)))
             case channel.ModelFailed(model=name, reason=reason, message=message):
@@ -257,6 +263,17 @@ def _text_model(start: channel.Start) -> tuple[TextModel, bool]:
         LOG.error("%s", error)
         return stand_in(start.model_name), False
     return model, True
+
+
+def _take_health(server: EdgeServer, health: channel.EdgeHealth) -> None:
+    """Of this edge, or of one that has another worker's sockets."""
+    if health.state == "tripped":
+        LOG.error(
+            "the event loop of worker %d's edge stands still; if it stays so, the edge is replaced",
+            health.worker,
+        )
+    if health.worker == server.place.worker:
+        server.health.trips, server.health.restarts = health.trips, health.restarts
 
 
 def _kernel_memory(memory: channel.KernelMemory, fds: tuple[int, ...]) -> Connections:

@@ -1,7 +1,4 @@
-"""How long an engine was ready to run and had no core, as the kernel tells it.
-
-defines: CoreWaits
-"""
+"""How long threads of a process were ready to run and had no core, by the kernel's count."""
 
 from __future__ import annotations
 
@@ -12,13 +9,16 @@ from ..control.channel import COMPUTE_THREAD, LOOP_THREAD
 PROC = Path("/proc")
 STEPPING = frozenset((LOOP_THREAD, COMPUTE_THREAD))
 """A step needs all of these. Others of the process may wait for ever and delay none."""
+ALL_THREADS: frozenset[str] = frozenset()
 NS_PER_SECOND = 1_000_000_000
 
 
 class CoreWaits:
-    """Of the threads that compute the steps of one process after another."""
+    """Of certain threads of one process after another."""
 
-    def __init__(self, proc: Path = PROC) -> None:
+    def __init__(self, names: frozenset[str] = STEPPING, proc: Path = PROC) -> None:
+        """names: of the threads that count; ALL_THREADS: every one does."""
+        self._names = names
         self._proc = proc
         self._known_ns: dict[tuple[int, str], int] = {}
 
@@ -29,7 +29,7 @@ class CoreWaits:
         waited_ns = 0
         for folder in self._threads(process_id):
             try:
-                if (folder / "comm").read_text().strip() not in STEPPING:
+                if self._names and (folder / "comm").read_text().strip() not in self._names:
                     continue
                 # "run_ns wait_ns turns"
                 now_ns = int((folder / "schedstat").read_text().split()[1])

@@ -4,6 +4,7 @@
     engine ends:  EngineLost to the edges at once; restart with back-off; Ready -> pairs
     edge ends:    Detach to the engines; restart with back-off on the same sockets; pairs
     region broke: the edge says so; Detach to the engine, then the pair again, with back-off
+    edge hangs:   kill, so that it ends
     engine hangs: EngineLost to the edges; it goes on -> pairs; it does not -> kill, so that it ends
 
 One's end touches its own pairs alone. On the supervisor's thread.
@@ -138,7 +139,7 @@ class Fleet:
     def due_times(self) -> list[float]:
         """Seconds of the monotonic clock at which there is something to do."""
         times = [pair.due_seconds for pair in self._pairs]
-        times += [engine.look_at_seconds for engine in self.engines]
+        times += [member.look_at_seconds for member in self.members]
         for member in self.members:
             times += [member.child.restart_at_seconds, member.child.kill_at_seconds]
         return [at for at in times if at is not None]
@@ -164,6 +165,9 @@ class Fleet:
         for engine in self.engines:
             if engine.look_at_seconds is not None and now >= engine.look_at_seconds:
                 self._look_at(engine, now)
+        for edge in self.edges:
+            if edge.look_at_seconds is not None and now >= edge.look_at_seconds:
+                self._look_at_edge(edge, now)
 
     def _start(self, member: Member) -> bool:
         """Start a child. One that cannot be started, as when no process or descriptor is left, is
@@ -421,8 +425,12 @@ class Fleet:
     def _serve_edge(self, edge: EdgeMember) -> None:
         for received in edge.child.receive():
             match received.message:
-                case channel.EdgeReady(info=info, refuses=refuses):
-                    self._edge_is_up(edge, info, refuses)
+                case channel.EdgeReady() as ready:
+                    self._edge_is_up(edge, ready.info, ready.refuses)
+                    if ready.answers_pings:
+                        self._watch_edge(edge)
+                case channel.Pong():
+                    edge.watch.beat()
                 case channel.RegionBroken(edge=number):
                     for pair in self._pairs.of_edge(edge):
                         if pair.number == number and pair.is_up:
@@ -453,7 +461,11 @@ class Fleet:
         self._report_ready()
 
     def _edge_ended(self, edge: EdgeMember, why: str) -> None:
-        edge.info = None
+        edge.info = edge.look_at_seconds = None
+        if edge.watch.state == "hung":
+            why = (
+                f"its event loop stood still for {edge.watch.hung_seconds:.0f} s and it was killed"
+            )
         for engine in self.engines:
             engine.idle_edges.discard(edge.number)
         others = (one for one in self.edges if one is not edge and one.worker == edge.worker)
@@ -549,6 +561,32 @@ class Fleet:
             for one in self._pairs.of_engine(engine):
                 if one.region is not None:
                     self._plan_pair(one, "the engine stood still and goes on")
+
+    def _watch_edge(self, edge: EdgeMember) -> None:
+        edge.watch.begin(time.monotonic())
+        self._tell_edge_health(edge, [edge])
+        self._look_at_edge(edge, time.monotonic())
+
+    def _look_at_edge(self, edge: EdgeMember, now: float) -> None:
+        """An edge whose loop does not turn serves nobody: another one takes its sockets."""
+        edge.look_at_seconds = now + edge.watch.look_seconds
+        before = edge.watch.state
+        state = edge.watch.look(now, edge.child.process_id)
+        if state == "hung":
+            edge.look_at_seconds = None
+            edge.child.kill()
+        elif not edge.watch.is_awaited:
+            edge.watch.is_awaited = edge.child.send(channel.Ping(sent_seconds=now))
+        if state != before:
+            self._tell_edge_health(edge, self.edges)
+
+    def _tell_edge_health(self, edge: EdgeMember, edges: list[EdgeMember]) -> None:
+        watch = edge.watch
+        health = channel.EdgeHealth(
+            worker=edge.worker, state=watch.state, trips=watch.trips, restarts=watch.restarts
+        )
+        for one in edges:
+            one.child.send(health)
 
     def _tell_health(self, engine: EngineMember, edges: list[EdgeMember]) -> None:
         verdict = engine.watch.verdict

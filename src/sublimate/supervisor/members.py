@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import _core
 from ..control import channel
 from ..errors import EngineError, ExitCode, ModelError, SublimateError
+from ..guard.edge_watch import EdgeWatch
 from .launch import Launch
 from .worker import Worker
 
@@ -46,6 +47,8 @@ class Member:
         self.role: Role = "serving"
         self.info: dict[str, Any] | None = None
         """Of the process that runs, once it can serve."""
+        self.look_at_seconds: float | None = None
+        """When the watchdog looks at it next; None: it does not watch it now."""
 
 
 class EngineMember(Member):
@@ -69,7 +72,6 @@ class EngineMember(Member):
         self.watch = launch.watch()
         self.watched: Pair | None = None
         """In whose region its heartbeat is looked at."""
-        self.look_at_seconds: float | None = None
         self.is_stalled = False
         self.idle_edges: set[int] = set()
         """Of one that leaves: the edges that have nothing with it any more."""
@@ -112,6 +114,7 @@ class EdgeMember(Member):
         """It cannot read the model, and says so to every request."""
         self.failed = ""
         """Why it ends: what is wrong with the model."""
+        self.watch = EdgeWatch(launch.settings.server.watchdog_seconds)
         self.inbox: socket.socket | None = None
         """The end that its siblings write to."""
 
