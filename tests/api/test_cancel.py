@@ -2,6 +2,8 @@
 
 import logging
 import random
+import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from grammar import check_stream
 from harness import Served, body, http_post, read_reply, serve, wait_until
+from sublimate.edge import limits
 from sublimate.edge.generate import prepare
 from sublimate.edge.limits import HttpLimits
 
@@ -74,6 +77,61 @@ def test_in_the_queue(stream: bool) -> None:
             assert served.region.stats()["running"] == 1, "the other one goes on"
             assert read_reply(first).status == 200
         settled(served)
+
+
+def read_to_the_end(sock: socket.socket) -> bytes:
+    received = b""
+    while piece := sock.recv(65536):
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_f15_a_request_is_answered_after_half_a_close(shared: Served, stream: bool) -> None:
+    with shared.connect() as sock:
+        sock.sendall(http_post(body(stream=stream)))
+        sock.shutdown(socket.SHUT_WR)
+        received = read_to_the_end(sock)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.endswith(b"0\r\n\r\n" if stream else b"}")
+
+
+def test_f15_all_complete_requests_are_answered_and_the_cut_one_is_not(shared: Served) -> None:
+    with shared.connect() as sock:
+        sock.sendall(http_post(body()) * 3 + http_post(body())[:-1])
+        sock.shutdown(socket.SHUT_WR)
+        assert read_to_the_end(sock).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_f15_a_probe_does_not_harm_a_client_that_reads_on(stream: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "PROBE_SECONDS", 0.05)
+        with serve(step_delay_us=3000) as served, served.connect() as sock:
+            sock.sendall(http_post(body("count", max_tokens=200, stream=stream)))
+            sock.shutdown(socket.SHUT_WR)
+            received = read_to_the_end(sock)
+            settled(served)
+            assert served.region.stats()["finished"] == 1
+            assert served.region.stats()["cancelled_decode"] == 0
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    while received.startswith(interim):
+        received = received[len(interim) :]
+    assert received.startswith(b"HTTP/1.1 200")
+    assert interim not in received
+    if stream:
+        assert b"message_stop" in received
+
+
+def test_f15_a_reset_after_half_a_close_cancels() -> None:
+    with serve(step_delay_us=2000) as served:
+        with served.connect() as sock:
+            sock.sendall(http_post(body("count", max_tokens=3000)))
+            sock.shutdown(socket.SHUT_WR)
+            wait_until(lambda: served.region.stats()["generated_tokens"] > 3)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        settled(served)
+        assert served.region.stats()["cancelled_decode"] == 1
 
 
 def test_while_the_body_is_still_on_its_way(shared: Served) -> None:

@@ -23,6 +23,7 @@ from harness import (
     unchunk,
     wait_until,
 )
+from sublimate.config import EdgeSettings
 from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 
@@ -339,12 +340,123 @@ def test_connection_close_is_honoured(shared: Served) -> None:
         assert reply.headers["connection"] == "close" and is_closed(sock)
 
 
-@pytest.mark.parametrize("upgrade", ["websocket", "h2c"])
-def test_an_upgrade_is_answered_as_http_1_1(shared: Served, upgrade: str) -> None:
-    data = http_get("/livez", connection="upgrade", upgrade=upgrade) + b"\x00\x01rest"
+H2C = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABk"}
+WEBSOCKET = {"connection": "keep-alive, Upgrade", "upgrade": "websocket"}
+
+
+@pytest.mark.parametrize("asked", [H2C, WEBSOCKET, {**H2C, "upgrade": "h2c, TLS/1.3"}])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_f13_an_upgrade_is_ignored_and_its_body_served(
+    shared: Served, asked: dict[str, str], is_chunked: bool
+) -> None:
+    data = http_post(body(), **asked)
+    if is_chunked:
+        head, _, content = data.partition(b"\r\n\r\n")
+        lines = [line for line in head.split(b"\r\n") if not line.startswith(b"content-length")]
+        head = b"\r\n".join([*lines, b"transfer-encoding: chunked"])
+        data = head + b"\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
     with shared.connect() as sock:
+        for pieces in (1, 3, len(data)):
+            size = -(-len(data) // pieces)
+            for at in range(0, len(data), size):
+                sock.sendall(data[at : at + size])
+            assert read_reply(sock).json["content"], "the same connection goes on"
+
+
+def test_f13_upgrades_follow_each_other_in_one_read(shared: Served) -> None:
+    data = http_post(body(), **H2C) + http_get("/livez", **WEBSOCKET)
+    with shared.connect() as sock:
+        sock.sendall(data * 3)
+        received = b""
+        while received.count(b'"ok"') < 3:
+            received += sock.recv(65536)
+        assert received.count(b"HTTP/1.1 200") == 6
+
+
+def test_f13_what_follows_an_upgrade_is_http(shared: Served) -> None:
+    with shared.connect() as sock:
+        sock.sendall(http_get("/livez", **WEBSOCKET) + b"\x00\x01rest")
+        received = b""
+        while piece := sock.recv(65536):
+            received += piece
+        assert received.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 400" in received
+
+
+def test_f13_a_tunnel_is_refused(shared: Served) -> None:
+    with shared.connect() as sock:
+        sock.sendall(b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\n\x00\x01")
+        assert read_reply(sock).status >= 400 and is_closed(sock)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("expect", "a-thing; q=1"),
+        ("te", "trailers, deflate;q=0.5"),
+        ("trailer", "x-checksum"),
+        ("connection", "keep-alive, x-hop, TE"),
+        ("keep-alive", "timeout=5, max=2"),
+        ("proxy-connection", "keep-alive"),
+        ("range", "bytes=0-10"),
+        ("if-match", '"a"'),
+        ("if-none-match", "*"),
+        ("if-modified-since", "yesterday"),
+        ("prefer", "respond-async"),
+        ("max-forwards", "0"),
+        ("content-language", "de"),
+        ("content-md5", "none"),
+        ("content-encoding", ""),
+        ("accept", "text/html;q=0.1, x"),
+        ("accept-charset", "utf-7"),
+        ("accept-encoding", "br;q=1.0, *;q=0"),
+        ("cookie", "a=b; c"),
+        ("forwarded", "for=;"),
+        ("traceparent", "zz"),
+        ("sec-websocket-key", "x"),
+        ("http2-settings", "%%"),
+        ("upgrade-insecure-requests", "1"),
+        ("date", "never"),
+    ],
+)
+def test_f13_optional_fields_are_ignored(shared: Served, name: str, value: str) -> None:
+    with shared.connect() as sock:
+        for _ in range(2):
+            assert exchange_bytes(sock, http_post(body(), **{name: value})).status == 200
+
+
+def test_f13_an_expectation_is_met_wherever_it_stands_in_the_list(shared: Served) -> None:
+    head, _, content = http_post(body(), expect="x, 100-Continue").partition(b"\r\n\r\n")
+    with shared.connect() as sock:
+        sock.sendall(head + b"\r\n\r\n")
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert exchange_bytes(sock, content).status == 200
+
+
+@pytest.mark.parametrize("space", [" ", "\t", " \t "])
+def test_f14_white_space_around_a_value_is_not_part_of_it(space: str) -> None:
+    settings = EdgeSettings(api_keys=("a-key",))
+    with serve(settings=settings) as served, served.connect() as sock:
+        for name, value in (("x-api-key", "a-key"), ("authorization", "Bearer a-key")):
+            data = http_post(body(), **{name: f"{space}{value}{space}"})
+            assert exchange_bytes(sock, data).status == 200
+        head, end, content = http_post(body(), **{"x-api-key": "a-key"}).partition(b"\r\n\r\n")
+        first, *fields = head.split(b"\r\n")
+        spaced = [field + space.encode() for field in fields]
+        data = b"\r\n".join([first, *spaced]) + end + content
         assert exchange_bytes(sock, data).status == 200
-        assert is_closed(sock)
+
+
+@pytest.mark.parametrize("space", [b" ", b"\t", b" \t\t "])
+def test_f14_transfer_encoding(shared: Served, space: bytes) -> None:
+    data = POST + b"transfer-encoding: chunked" + space + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    with shared.connect() as sock:
+        assert b"field required" in exchange_bytes(sock, data).body
+        assert exchange_bytes(sock, http_get("/livez")).status == 200
+
+
+def test_f14_a_line_of_white_space_does_not_end_a_head(shared: Served) -> None:
+    for line in (b"\t\r\n", b"a: b\r\n\t\r\n", b"a\t\r\n", b"a\t: b\t\r\n"):
+        refused(shared, GET + line + b"c: d\t\r\n\r\n")
 
 
 def test_head_has_no_body(shared: Served) -> None:

@@ -326,6 +326,13 @@ class Exchange:
         self.was_slow = True
         self.wire.cut()
 
+    def probe(self, interim: bytes, comment: bytes) -> None:
+        """From the wire: send bytes that mean nothing, before the head or in a stream of events."""
+        if self.status == 0 and self.chunked:
+            self.wire.send(interim)
+        elif self.streaming and self.stream_type == EVENT_STREAM:
+            self.write(self.framed(comment))
+
     def slow_reader(self) -> None:
         """From the wire: the client leaves too much unread and is cut off."""
         self.was_slow = True

@@ -6,8 +6,9 @@ switch and three dictionaries between a ready frame and the socket.
 
     accept --header deadline--> head --body deadline--> body --> answer --idle deadline--> head ...
 
-What arrives while an answer is under way is parsed and waits; end of file or a reset cancels the
-answer at once. While answers wait unread in our memory no request is begun and nothing is read.
+What arrives while an answer is under way is parsed and waits. A reset cancels the answer. After an
+end of file a complete request is still answered, because a client may close its sending side alone;
+one that has closed both is found by a probe and cancelled (`_probe`). While answers wait unread in our memory no request is begun and nothing is read.
 Any doubt about framing is a 400, after the answers that are owed, and the end of the connection,
 which lingers: our side is closed,
 what the client still sends is read and dropped, so that it sees the answer and not a reset.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -37,10 +39,14 @@ from .limits import HttpLimits
 from .wire import Header
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WHITE_SPACE = b" \t"
+TCP_CLOSED = 7
+"""The first byte of TCP_INFO after a reset."""
+SSE_COMMENT = b":\n\n"
 # Fields that decide framing or access: twice is a doubt, not a list.
 SINGLE_FIELDS = frozenset(
     b"host content-length content-type content-encoding transfer-encoding "
-    b"authorization x-api-key expect origin".split()
+    b"authorization x-api-key origin".split()
 )
 FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
@@ -106,6 +112,16 @@ class _RefusedError(Exception):
     """Stops the parser; the reason is in the connection's `_refusal`."""
 
 
+def _without_last_tabs(data: bytes) -> bytes:
+    """Trim values in a head at the start of the data: behind the fields that frame a body the
+    parser takes spaces alone."""
+    if b"\t" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    lines = [line.rstrip(WHITE_SPACE) or line for line in head.split(b"\r\n")]
+    return b"\r\n".join(lines) + end + rest
+
+
 class HttpConnection(asyncio.Protocol):
     """Protocol instance of one client connection."""
 
@@ -148,7 +164,15 @@ class HttpConnection(asyncio.Protocol):
         self._pipelined_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._upgraded = False
+        self._is_tunnel = False
+        """CONNECT: what follows is not HTTP."""
+        self._body_is_cut_off = False
+        """The parser has left out the body of a request that asks for another protocol."""
+        self._is_restarting = False
+        """A new parser reads framing that is known: nothing is to be heard of it."""
+        self._is_half_closed = False
+        """The client sends no more and may still read."""
+        self._probes = 0
         self._accepted_at = loop.time()
         self._is_first = True
         self._begin_message()
@@ -181,7 +205,7 @@ class HttpConnection(asyncio.Protocol):
         self._arm(self.limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering or self._upgraded or self._refusal_owed is not None:
+        if self._lingering or self._is_tunnel or self._refusal_owed is not None:
             self._drop(len(data))
             return
         is_ahead = self._current is not None or bool(self._waiting)
@@ -189,22 +213,72 @@ class HttpConnection(asyncio.Protocol):
             return
         head_before, body_before = self._in_head, self._in_body
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request itself was complete and is answered as HTTP/1.1; nothing after it is read.
-            self._upgraded = True
+            self._parse(data if head_before or body_before else _without_last_tabs(data))
         except httptools.HttpParserError:
             self._refuse(self._refusal or ApiError("malformed_request"))
             return
         self._check_progress(len(data), head_before, body_before)
 
+    def _parse(self, data: bytes) -> None:
+        """A request to upgrade is served as if it had not asked (RFC 9110, 7.8). The parser stops
+        behind the head of such a request, whether a body follows or not."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as stopped:
+                if self._is_tunnel:
+                    return
+                rest = rest[stopped.args[0] :]
+                self._restart_parser()
+            else:
+                return
+
+    def _restart_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        if self._body_is_cut_off:
+            framing = b"transfer-encoding: chunked"
+            if b"content-length" in self._fields:
+                framing = b"content-length: %d" % int(self._fields[b"content-length"])
+            self._is_restarting = True
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+            self._is_restarting = self._body_is_cut_off = False
+
     def eof_received(self) -> bool:
-        # A client that has closed its side reads no answer either. Told now, because the transport
-        # may still wait for room to write what is queued.
+        """True: the transport stays open for what is owed."""
+        is_owed = self._current is not None or bool(self._waiting)
+        if is_owed and not self.is_secure and not self.is_relayed and not self._lingering:
+            self._is_half_closed = True
+            self._abandon_body()
+            self._in_head = self._in_body = False
+            self._loop.call_later(limits.PROBE_SECONDS, self._probe)
+            return True
+        # Now, because the transport may still wait for room to write what is queued.
         self._abandon()
         if not self._lingering:
             self._arm(limits.SEND_STALL_SECONDS)
         return False
+
+    def _probe(self) -> None:
+        """Find out whether the client has closed both sides: then any byte makes it send a reset.
+        A byte that means nothing is an interim response, or a comment in a stream of events."""
+        if self.transport.is_closing():
+            return
+        if self._was_reset():
+            self.transport.abort()
+            return
+        if self._probes % limits.PROBE_LOOKS == 0 and self._current is not None:
+            self._current.probe(CONTINUE, SSE_COMMENT)
+        self._probes += 1
+        self._loop.call_later(limits.PROBE_SECONDS / limits.PROBE_LOOKS, self._probe)
+
+    def _was_reset(self) -> bool:
+        """The transport does not look any more after an end of file."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSED
+        except OSError:
+            return False  # not TCP: a write finds it
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -271,23 +345,29 @@ class HttpConnection(asyncio.Protocol):
 
     # ---- parser --------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
+        if self._is_restarting:
+            return
         self._begin_message()
         self._in_head = True
         self._started = self._accepted_at if self._is_first else self._loop.time()
         self._is_first = False
 
     def on_url(self, url: bytes) -> None:
+        if self._is_restarting:
+            return
         self._url += url
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_restarting:
+            return
         self._field_count += 1
         self._count_head(len(name) + len(value) + FIELD_OVERHEAD_BYTES)
         if self._field_count > self.limits.header_fields_max:
             self._stop(self._headers_too_large())
         if self._in_body:
             return  # a trailer field says nothing here
-        name = name.lower()
+        name, value = name.lower(), value.strip(WHITE_SPACE)
         if name in self._fields:
             if name in SINGLE_FIELDS:
                 self._stop(ApiError("malformed_request"))
@@ -295,6 +375,8 @@ class HttpConnection(asyncio.Protocol):
         self._fields[name] = value
 
     def on_headers_complete(self) -> None:
+        if self._is_restarting:
+            return
         self._in_head = False
         self._in_body = True
         version: str = self._parser.get_http_version()
@@ -307,10 +389,12 @@ class HttpConnection(asyncio.Protocol):
         if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
             self._stop(ApiError("unsupported_transfer_encoding"))
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
-        if self._parser.should_upgrade() and b"upgrade" in fields:
-            keep_alive = False
         has_body = coding is not None or bool(int(fields.get(b"content-length", b"0")))
         request = Request(self._parser.get_method().decode(), self._url, fields)
+        if self._parser.should_upgrade():
+            self._is_tunnel = request.method == "CONNECT"
+            self._body_is_cut_off = has_body and not self._is_tunnel
+            keep_alive = keep_alive and not self._is_tunnel
         keep_alive = keep_alive and not self._application.leaving
         exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
         self._exchange = exchange
@@ -342,7 +426,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         exchange = self._exchange
-        if exchange is None or self._lingering:
+        if exchange is None or self._lingering or self._body_is_cut_off:
             return
         self._in_body = False
         body, self._body = self._body, None
@@ -381,9 +465,9 @@ class HttpConnection(asyncio.Protocol):
         """A body follows the head. Refused requests are answered now, before it is read."""
         if exchange.refusal is not None:
             self._stop(exchange.refusal)
-        expect = exchange.request.fields.get(b"expect", b"")
+        expected = exchange.request.fields.get(b"expect", b"").lower().split(b",")
         is_next = self._current is None and not self._waiting and not self._lingering
-        if expect.lower() == b"100-continue" and is_next:
+        if is_next and exchange.chunked and b"100-continue" in map(bytes.strip, expected):
             self.transport.write(CONTINUE)
 
     def _check_progress(self, size: int, head_before: bool, body_before: bool) -> None:
@@ -483,7 +567,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._current = None
         self._pipelined_bytes = 0
-        if not keep_alive or self._upgraded or self._application.draining:
+        if not keep_alive or self._application.draining:
             self._linger(read_all=True)
         else:
             self._rest()
@@ -496,6 +580,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(self._refusal_owed)
         elif self._write_paused:
             return  # the deadline is that of what the client has not read
+        elif self._is_half_closed:
+            self._linger(read_all=True)
         elif self._in_head:
             self._arm(self.limits.header_seconds)
         elif self._in_body:
@@ -564,7 +650,9 @@ class HttpConnection(asyncio.Protocol):
         self._abandon()
         if self._write_paused or self._body_paused:
             self.transport.resume_reading()
-        if self.transport.can_write_eof():
+        if self._is_half_closed:
+            self.transport.close()
+        elif self.transport.can_write_eof():
             self.transport.write_eof()
         elif read_all:
             self.transport.close()

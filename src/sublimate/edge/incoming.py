@@ -30,7 +30,7 @@ class IncomingBody:
         length = fields.get(b"content-length", b"0")
         if length.isdigit() and int(length) > bytes_max:
             raise ApiError("request_too_large", maximum=bytes_max)
-        coding = fields.get(b"content-encoding", b"identity").lower()
+        coding = fields.get(b"content-encoding", b"").lower() or b"identity"
         if takes_gzip and coding in (b"gzip", b"x-gzip"):
             self._gzip = GzipBody(bytes_max)
         elif coding != b"identity":

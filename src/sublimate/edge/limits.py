@@ -78,6 +78,11 @@ LINGER_BYTES_MAX = 64 * MIB
 Dropped bytes cost a read each and no memory."""
 SEND_STALL_SECONDS = 60.0
 """From when on answers wait in our memory: their client takes them within this or is cut off."""
+PROBE_SECONDS = 1.0
+"""After a client has closed its sending side, and from then on so often: a byte is sent that means
+nothing, to learn whether it still reads. Most answers are complete before the first."""
+PROBE_LOOKS = 4
+"""Looks for the reset that such a byte may bring, in the same time."""
 CHUNK_OVERHEAD_BYTES_MIN = 100_000
 """From this many body bytes on the wire, chunk framing may not exceed the next share of them."""
 CHUNK_OVERHEAD_SHARE_MAX = 0.8
