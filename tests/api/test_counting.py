@@ -110,10 +110,11 @@ def test_large_bodies_are_not_even_checked_on_the_event_loop(
 ) -> None:
     threads: list[str] = []
 
-    def noted(body: bytes) -> None:
+    def noted(body: bytes) -> bytes:
         threads.append(threading.current_thread().name)
+        return body
 
-    monkeypatch.setattr("sublimate.api.tokenise.check_json", noted)
+    monkeypatch.setattr("sublimate.api.tokenise.checked_json", noted)
     long = "x" * limits.OFFLOAD_BYTES_MIN
     for path, asked in (
         ("/tokenize", {"prompt": long}),

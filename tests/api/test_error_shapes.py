@@ -1,5 +1,6 @@
 """Every row of the error table over the wire, in each envelope; each route's errors in its own."""
 
+import json
 import string
 from collections.abc import Iterator
 from typing import Any
@@ -122,7 +123,7 @@ def check_real(reply: httpx.Response, code: str, envelope: str) -> None:
 
 def check_content(content: Any, request_id: str, code: str, envelope: str) -> None:
     kind = ERRORS[code]
-    error = ApiError(code, **dict.fromkeys(("allowed", "maximum"), BLANK))
+    error = ApiError(code, **dict.fromkeys(("allowed", "maximum", "cause", "position"), BLANK))
     inner = content["error"]
     error.text = inner if envelope == "ollama" else inner["message"]
     assert error.text.startswith(kind.text.partition("{")[0])
@@ -151,6 +152,54 @@ def test_each_route_errs_in_its_envelope(shared: Served, path: str) -> None:
 def test_bad_json_is_told_in_the_envelope_of_the_route(shared: Served, path: str) -> None:
     for content, code in ((b"{", "invalid_json"), (b'{"a":"\xff"}', "invalid_utf8")):
         check_real(shared.client.post(path, content=content), code, envelope_of(path))
+
+
+BODIES = {
+    "/v1/messages": {"max_tokens": 8, "messages": [{"role": "user", "content": "@"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "@"}]},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"system": "@"}}]},
+    "/v1/chat/completions": {"max_tokens": 8, "messages": [{"role": "user", "content": "@"}]},
+    "/v1/completions": {"max_tokens": 8, "prompt": "@"},
+    "/v1/responses": {"max_output_tokens": 8, "input": "@"},
+    "/api/chat": {"stream": False, "messages": [{"role": "user", "content": "@"}]},
+    "/api/generate": {"stream": False, "prompt": "@"},
+    "/api/show": {"system": "@"},
+    "/tokenize": {"prompt": "@"},
+}
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_f20_bodies_of_every_surface(shared: Served, path: str) -> None:
+    whole = json.dumps({"model": "tiny", **BODIES[path]}).encode()
+    for sent in (MARK + whole, whole.replace(b"@", b"cut \\ud83d"), MARK + whole + b"\r\n"):
+        assert shared.client.post(path, content=sent).status_code == 200, sent
+    for broken, cause in (
+        (b"", "it is empty"),
+        (whole[:-1] + b",}", f"trailing comma in object, at byte {len(whole)}"),
+        (b'{"a": NaN}', "NaN and Infinity are not JSON, at byte 6"),
+        (whole[:-1], f"it ends too early, at byte {len(whole) - 1}"),
+    ):
+        reply = shared.client.post(path, content=broken)
+        assert reply.status_code == 400 and cause in reply.text
+
+
+def test_f20_json_inside_of_a_body(shared: Served) -> None:
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a":"\\ud83d"}'},
+    }
+    messages = [
+        {"role": "user", "content": "say hello"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "say hello"},
+    ]
+    asked = {"model": "tiny", "max_tokens": 8, "messages": messages}
+    assert shared.client.post("/v1/chat/completions", json=asked).status_code == 200
+    call["function"] = {"name": "f", "arguments": '{"a":}'}
+    reply = shared.client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 400 and "at byte 5" in reply.text
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])

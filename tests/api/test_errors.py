@@ -153,16 +153,25 @@ def test_field_errors_name_their_path(shared: Served, text: str, request_body: A
 @pytest.mark.parametrize(
     ("raw", "text"),
     [
-        (b"", "The request body is not valid JSON"),
-        (b"{", "The request body is not valid JSON"),
+        (b"", "The request body is not valid JSON: it is empty."),
+        (b"{", "The request body is not valid JSON: it ends too early, at byte 1."),
         (b"[1]", "body: expected an object"),
-        (b'{"model":"tiny","messages":[]} x', "The request body is not valid JSON"),
-        (b"\xef\xbb\xbf{}", "The request body is not valid JSON"),
-        (b'{"model": "\xff"}', "The request body is not valid UTF-8"),
+        (
+            b'{"model":"tiny","messages":[]} x',
+            "The request body is not valid JSON: trailing characters, at byte 31.",
+        ),
+        (b"\xef\xbb\xbf{}", "model: field required"),
+        (b'{"model": "\xff"}', "The request body is not valid UTF-8 at byte 11."),
         ('{"model": "中"}'.encode("gbk"), "The request body is not valid UTF-8"),
-        (b'{"model": "\\ud800"}', "The request body is not valid JSON"),
-        (b'{"temperature": NaN}', "The request body is not valid JSON"),
-        (b'{"temperature": Infinity}', "The request body is not valid JSON"),
+        (b'{"model": "\\ud800"}', "messages: field required"),
+        (
+            b'{"temperature": NaN}',
+            "The request body is not valid JSON: NaN and Infinity are not JSON, at byte 16.",
+        ),
+        (
+            b'{"temperature": -Infinity}',
+            "The request body is not valid JSON: NaN and Infinity are not JSON, at byte 17.",
+        ),
         (b'{"temperature": 1e400}', "temperature: the value is out of range"),
         (b"[" * 65 + b"]" * 65, "The JSON body is nested deeper than 64"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "The JSON body is nested deeper than 64"),

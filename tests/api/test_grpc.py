@@ -235,7 +235,11 @@ def test_a_large_message(served: Served, client: Client) -> None:
     ("request_message", "text"),
     [
         (CreateMessageRequest(), "model: field required"),
-        (CreateMessageRequest(json_body=b"{"), "The request body is not valid JSON."),
+        (
+            CreateMessageRequest(json_body=b"{"),
+            "The request body is not valid JSON: it ends too early, at byte 1.",
+        ),
+        (CreateMessageRequest(json_body=b"\xef\xbb\xbf{}"), "model: field required"),
         (
             CreateMessageRequest(json_body=b"{}", model="tiny"),
             "json_body: excludes all other fields",
@@ -244,7 +248,7 @@ def test_a_large_message(served: Served, client: Client) -> None:
         (typed(temperature=3.0), "temperature: expected a number from 0 to 2"),
         (typed(temperature=float("nan")), "temperature: expected a finite number"),
     ],
-    ids=["empty", "json", "both", "messages", "range", "nan"],
+    ids=["empty", "json", "F20 mark", "both", "messages", "range", "nan"],
 )
 def test_status_code_and_message(
     client: Client, request_message: CreateMessageRequest, text: str

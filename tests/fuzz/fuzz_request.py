@@ -29,7 +29,7 @@ from sublimate.edge.errors import ApiError, ErrorShape  # noqa: E402
 from sublimate.edge.exchange import Exchange, Request  # noqa: E402
 from sublimate.edge.generate import prepare  # noqa: E402
 from sublimate.edge.http import HttpConnection  # noqa: E402
-from sublimate.edge.json_bounds import check_json  # noqa: E402
+from sublimate.edge.json_bounds import checked_json  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
 from sublimate.edge.models import Models  # noqa: E402
 from sublimate.edge.sampling import Sampling, SamplingFields, check_sampling  # noqa: E402
@@ -142,8 +142,8 @@ class Server:
 def one_body(data: bytes) -> str:
     """The code of the error, or empty for a prompt."""
     try:
-        check_json(data)
-        generation = read_message(cast(Any, Server()), cast(Any, Nobody()), data)
+        body = checked_json(data)
+        generation = read_message(cast(Any, Server()), cast(Any, Nobody()), body)
         prompt = prepare(generation, MODEL, context_tokens=4096)
     except ApiError as error:
         return error.code

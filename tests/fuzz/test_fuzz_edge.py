@@ -87,10 +87,11 @@ def test_a_planted_fault_in_the_escape_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_planted_fault_in_the_decoder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak(body: bytes) -> None:
+    def leak(body: bytes) -> bytes:
         if b"\xff" in body:
             raise UnicodeDecodeError("utf-8", body, 0, 1, "planted")
+        return body
 
-    monkeypatch.setattr(fuzz_request, "check_json", leak)
+    monkeypatch.setattr(fuzz_request, "checked_json", leak)
     with pytest.raises((UnicodeDecodeError, ApiError)):
         fuzz_request.run(60, SEED, 5000)

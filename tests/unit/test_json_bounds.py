@@ -1,5 +1,7 @@
 """What is checked of a body before it is decoded, against a decoder as the slow twin."""
 
+import json
+import re
 import time
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
-from sublimate.edge.json_bounds import check_json
+from sublimate.edge.json_bounds import checked_json, decodable, syntax_cause
 
 Scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
 Values = st.recursive(
@@ -37,7 +39,7 @@ def depth_of(value: Any) -> int:
 
 def refusal(body: bytes) -> str:
     try:
-        check_json(body)
+        checked_json(body)
     except ApiError as error:
         return error.code
     return ""
@@ -114,3 +116,48 @@ def test_time_is_linear(make: Any) -> None:
     # Four times the input: a quadratic reader would need sixteen times as long. The least of some
     # processor times, so that a busy machine does not decide.
     assert seconds(4_000_000) < 8 * seconds(1_000_000) + 0.05
+
+
+PIECES = (
+    *("a", "é", "😀", "\\\\", '\\"', "\\n", "\\u0041", "ud83d"),
+    *("\\ud83d", "\\uD83D", "\\udbff", "\\ude00", "\\uDE00", "\\uDfff", "\\ud83d\\ude00"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_f20_lone_surrogates_become_replacement_characters(text: str) -> None:
+    body = f'["{text}"]'.encode()
+    plain = re.sub("[\ud800-\udfff]", "\ufffd", json.loads(body)[0])
+    assert msgspec.json.decode(decodable(body)) == [plain]
+    assert len(decodable(body)) == len(body)
+
+
+def test_f20_lone_surrogates_cost_linear_time() -> None:
+    body = b'["' + b"\\ud83d" * 2_000_000 + b'"]'
+    begun = time.monotonic()
+    assert b"\\ud83d" not in decodable(body)
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b"\xef\xbb\xbf", "it is empty"),
+        (b'{"a": "b', "it ends too early, at byte 8"),
+        (b'\xef\xbb\xbf{"a": 1,}', "trailing comma in object, at byte 11"),
+        (b"[1,]", "trailing comma in array, at byte 3"),
+        (b'{"a": NaN}', "NaN and Infinity are not JSON, at byte 6"),
+        (b'{"a": 1} x', "trailing characters, at byte 9"),
+        (b"{'a': 1}", "object keys must be strings, at byte 1"),
+        (b'{"a": "\\x"}', "invalid escape character in string, at byte 8"),
+        (b'{"a": "\n"}', "invalid character, at byte 7"),
+        (b"model=a&b=c", "invalid character, at byte 0"),
+    ],
+)
+def test_f20_a_syntax_error_names_cause_and_position(body: bytes, cause: str) -> None:
+    body = decodable(body)
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(body)
+    assert syntax_cause(caught.value, body) == cause

@@ -16,6 +16,7 @@ import msgspec
 
 from ..edge.errors import ApiError, field_error
 from ..edge.generation import UNLIMITED, ThinkingBudget, answer_reserve
+from ..edge.json_bounds import decodable, syntax_cause
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, stable
 
@@ -52,10 +53,12 @@ class Conversation:
         """arguments: a JSON object as text, however spaced."""
         if not TOOL_NAME.fullmatch(name):
             raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
+        text = decodable((arguments or "{}").encode())
         try:
-            given = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            raise field_error(f"{path}.arguments", "expected a JSON object as text") from None
+            given = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            reason = f"expected a JSON object as text: {syntax_cause(error, text)}"
+            raise field_error(f"{path}.arguments", reason) from None
         if not isinstance(given, dict):
             raise field_error(f"{path}.arguments", "expected a JSON object as text")
         if self._results:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..edge.errors import ApiError, field_error
+from ..edge.json_bounds import syntax_error
 from ..edge.sampling import SamplingFields
 
 Body = TypeVar("Body")
@@ -23,8 +24,8 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _refused_field(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ApiError("invalid_json") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise syntax_error(error, body) from None
 
 
 # ---- decoder errors ------------------------------------------------------------------------------

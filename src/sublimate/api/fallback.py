@@ -23,7 +23,7 @@ from ..edge import limits
 from ..edge.coding import FRAMES_TYPE, accepts_frames
 from ..edge.errors import ApiError
 from ..edge.exchange import EVENT_STREAM, Exchange, new_identifier
-from ..edge.json_bounds import check_json
+from ..edge.json_bounds import checked_json
 from ..edge.relief import REASONS
 from ..families import new_counter, new_gauge
 from ..guard.chat_form import (
@@ -230,9 +230,7 @@ class Fallback:
     def _asked(self, exchange: Exchange) -> tuple[Json, bytes]:
         """What the client asked, and the body that the other server gets. Raises ApiError,
         UnmappableError, MsgspecError."""
-        body = exchange.request.body
-        check_json(body)
-        asked = msgspec.json.decode(body, type=Json)
+        asked = msgspec.json.decode(checked_json(exchange.request.body), type=Json)
         if exchange.streams is not None:
             asked["stream"] = exchange.streams
         model = self._model or str(asked.get("model", ""))

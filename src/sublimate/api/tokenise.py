@@ -20,7 +20,7 @@ from ..edge.errors import field_error
 from ..edge.exchange import Exchange
 from ..edge.generate import NeedsThreadError, check_length, prepare
 from ..edge.generation import Generation
-from ..edge.json_bounds import check_json
+from ..edge.json_bounds import checked_json
 from ..edge.memory import trimmed
 from ..edge.served import NotLoadedError
 from ..model.template import Rendered
@@ -81,8 +81,7 @@ def _answered(
     body, exchange.request.body = exchange.request.body, b""
 
     def make() -> bytes:
-        check_json(body)
-        return work(body)
+        return work(checked_json(body))
 
     async def made() -> bytes:
         return await server.loop.run_in_executor(server.aside, lambda: trimmed(make, len(body)))

@@ -250,8 +250,10 @@ TABLE: dict[str, ErrorKind] = {
         "ones, in memory, if store is not false.",
     ),
     # The body.
-    "invalid_utf8": ErrorKind(400, INVALID, "The request body is not valid UTF-8."),
-    "invalid_json": ErrorKind(400, INVALID, "The request body is not valid JSON."),
+    "invalid_utf8": ErrorKind(
+        400, INVALID, "The request body is not valid UTF-8 at byte {position}."
+    ),
+    "invalid_json": ErrorKind(400, INVALID, "The request body is not valid JSON: {cause}."),
     "json_too_deep": ErrorKind(400, INVALID, "The JSON body is nested deeper than {maximum}."),
     "json_too_many": ErrorKind(
         400, INVALID, "The JSON body has too many keys, elements or containers."

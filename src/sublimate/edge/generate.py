@@ -26,7 +26,7 @@ from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, Request, new_identifier
 from .generation import Generation, Prompt, Surface, thinking_limit
-from .json_bounds import check_json
+from .json_bounds import checked_json
 from .memory import trimmed
 from .observe.metrics import PARTS_PER_MILLION
 from .observe.timing import Timing
@@ -288,9 +288,8 @@ def prepared(
     workers = server.aside if is_counted else server.workers
 
     def work() -> Prompt:
-        check_json(body)
         try:
-            generation = read(body)
+            generation = read(checked_json(body))
         except ElsewhereError:
             request.body = body  # it goes on from here
             raise

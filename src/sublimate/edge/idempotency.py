@@ -29,6 +29,7 @@ from . import limits
 from .coding import FRAMES_TYPE, accepts_frames
 from .errors import ApiError
 from .exchange import EVENT_STREAM, Exchange, Request
+from .json_bounds import decodable
 from .routes import Retelling
 from .wire import Header
 
@@ -53,7 +54,7 @@ def _is_stream(streams: bool | None, body: bytes) -> bool:
     if streams is not None:
         return streams
     try:
-        return msgspec.json.decode(body, type=_Asked).stream
+        return msgspec.json.decode(decodable(body), type=_Asked).stream
     except msgspec.DecodeError:
         return False
 

@@ -16,7 +16,7 @@ import msgspec
 
 from ..edge.errors import ApiError, field_error
 from ..edge.exchange import Exchange
-from ..edge.json_bounds import check_json
+from ..edge.json_bounds import checked_json, syntax_error
 from ..edge.routes import Methods
 from . import records
 from .broker import Broker
@@ -103,14 +103,13 @@ class Gateway:
 
 async def negotiate(server: EdgeServer, exchange: Exchange) -> None:
     """A lease and the address to use it at. Raises ApiError."""
-    body = exchange.request.body
-    check_json(body)
+    body = checked_json(exchange.request.body)
     try:
         asked = msgspec.json.decode(body, type=NegotiateBody)
     except msgspec.ValidationError:
         raise field_error("model", "the name of the model to use is needed, a string") from None
-    except msgspec.DecodeError:
-        raise ApiError("invalid_json") from None
+    except msgspec.DecodeError as error:
+        raise syntax_error(error, body) from None
     model = server.models.resolve(asked.model).name
     gateway = server.part(Gateway)
     granted = await gateway.ask(model)

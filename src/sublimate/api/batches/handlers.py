@@ -16,7 +16,7 @@ import msgspec
 
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
-from ...edge.json_bounds import check_json
+from ...edge.json_bounds import checked_json
 from ...edge.memory import trimmed
 from ..body import send_body
 from ..decode import decode_body
@@ -66,8 +66,7 @@ async def create(server: EdgeServer, exchange: Exchange) -> None:
 
 def _read(body: bytes) -> list[tuple[str, bytes]]:
     """(custom_id, body of a messages request). What the request itself has wrong is its result."""
-    check_json(body)
-    decoded = decode_body(_BODY, body)
+    decoded = decode_body(_BODY, checked_json(body))
     if not decoded.requests:
         raise field_error("requests", "must not be empty")
     seen: set[str] = set()

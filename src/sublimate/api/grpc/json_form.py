@@ -19,6 +19,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 
 from ...edge.errors import field_error
+from ...edge.json_bounds import decodable, syntax_cause
 
 JSON_SUFFIX = "_json"
 STRUCT = "google.protobuf.Struct"
@@ -95,10 +96,12 @@ def _finite(value: Any, path: str) -> Any:
 
 def _raw(text: str, path: str) -> msgspec.Raw:
     """JSON text as it is. Raises ApiError."""
+    value = decodable(text.encode())
     try:
-        return msgspec.json.decode(text.encode(), type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        raise field_error(path, "expected the text of a JSON value") from None
+        return msgspec.json.decode(value, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        reason = f"expected the text of a JSON value: {syntax_cause(error, value)}"
+        raise field_error(path, reason) from None
 
 
 def struct_to_json(struct: Any, path: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import msgspec
 from ...edge import limits
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
-from ...edge.json_bounds import check_json
+from ...edge.json_bounds import checked_json
 from ...edge.models import LATEST
 from ..decode import decode_body
 from .frames import LINES
@@ -68,8 +68,7 @@ def _running(served: Served) -> dict[str, Any]:
 
 def show_model(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
-    check_json(exchange.request.body)
-    request = decode_body(DECODER, exchange.request.body)
+    request = decode_body(DECODER, checked_json(exchange.request.body))
     requested = request.model or request.name
     if not requested:
         raise field_error("model", "field required")
