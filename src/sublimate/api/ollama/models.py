@@ -125,8 +125,7 @@ NOT_CHANGED = "This server does not change its models through the API; see `subl
 
 def pull_model(server: EdgeServer, exchange: Exchange) -> None:
     """A model that is served is here already. Raises ApiError for any other."""
-    check_json(exchange.request.body)
-    request = decode_body(PULL_DECODER, exchange.request.body)
+    request = decode_body(PULL_DECODER, checked_json(exchange.request.body))
     requested = request.model or request.name
     if not requested:
         raise field_error("model", "field required")
