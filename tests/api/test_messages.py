@@ -270,6 +270,31 @@ def test_the_strict_contract_wants_a_profile() -> None:
         assert served.message(execution_profile="low-latency").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        pytest.param("/v1/messages", body(), id="F52 messages"),
+        pytest.param("/v1/chat/completions", body(), id="F52 chat"),
+        pytest.param("/v1/completions", {"prompt": "a"}, id="F52 completions"),
+        pytest.param("/v1/responses", {"input": "a"}, id="F52 responses"),
+        pytest.param("/api/chat", body(max_tokens=...), id="F52 ollama"),
+        pytest.param("/api/generate", {"prompt": "a"}, id="F52 generate"),
+    ],
+)
+def test_a_header_names_the_profile(path: str, asked: dict[str, Any]) -> None:
+    request = {"model": "tiny", **asked}
+    with serve(settings=EdgeSettings(profile_contract="strict")) as served:
+
+        def status(named: str, **more: str) -> int:
+            headers = {"x-execution-profile": named}
+            reply = served.client.post(path, json={**request, **more}, headers=headers)
+            return reply.status_code
+
+        assert served.client.post(path, json=request).status_code == 400
+        assert status("low-latency") == 200 and status("fast") == 400
+        assert status("fast", execution_profile="long-context") == 200, "the field goes first"
+
+
 def test_a_pinned_server_names_both_profiles() -> None:
     settings = EdgeSettings(execution_profile="long-context", profile_contract="strict")
     with serve(settings=settings) as served:

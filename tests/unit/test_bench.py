@@ -144,6 +144,9 @@ async def test_errors_are_counted_with_their_text() -> None:
 
     async def handler(path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         nonlocal count
+        if not body:  # what kind of server it is
+            writer.write(reply(404, b"{}"))
+            return
         count += 1
         if count <= 1:
             await messages_server(path, body, writer)

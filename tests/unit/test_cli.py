@@ -409,24 +409,34 @@ class Said:
             raise EOFError from None
 
 
-def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[list[dict[str, str]]] = []
+def test_f59_a_conversation_has_turns_commands_and_several_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[list[str]] = []
 
-    def say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
-        sent.append([dict(message) for message in messages])
-        return "" if messages[-1]["content"] == "fail" else "answer"
+    def answer(self: chat.Conversation) -> str:
+        sent.append([message["content"] for message in self.messages])
+        if sent[-1][-1] == "fail":
+            raise PeerError("no")
+        return "answer"
 
-    monkeypatch.setattr(chat, "_say", say)
-    monkeypatch.setattr(
-        "builtins.input", Said(["one", "", "fail", "two", "/help", "/new", "three"])
-    )
-    assert chat._converse("http://x", "", {}) == ExitCode.OK
-    assert [[message["content"] for message in turns] for turns in sent] == [
+    monkeypatch.setattr(chat.Conversation, "_answer", answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    typed = ["one", "", "fail", "two", "/help", "/retry", "/system Be brief.", "/new", "three"]
+    monkeypatch.setattr("builtins.input", Said([*typed, '"""four', "five", '  six"""']))
+    talk = chat.Conversation("http://127.0.0.1:1", "", {})
+    history = tmp_path / "folder" / "history"
+    assert chat._converse(talk, "", history) == ExitCode.OK
+    assert sent == [
         ["one"],
         ["one", "answer", "fail"],
         ["one", "answer", "two"],
+        ["one", "answer", "two"],
         ["three"],
+        ["three", "answer", "four\nfive\n  six"],
     ]
+    assert talk.system == "Be brief."
+    assert history.stat().st_mode & 0o777 == 0o600
 
 
 class Talker(http.server.BaseHTTPRequestHandler):
@@ -458,13 +468,12 @@ def test_an_interrupted_answer_is_kept_as_the_model_said_it(
 
     monkeypatch.setattr(chat, "read_event", interrupted)
     with http.server.HTTPServer(("127.0.0.1", 0), Talker) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        options: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "system": ""}
-        said = chat._say(url, "", [{"role": "user", "content": "x"}], options)
-        thread.join()
-    assert said == "one ", "what is sent back is what the model wrote"
+        talk = chat.Conversation(url, "", {"max_tokens": 5, "system": ""})
+        talk.ask("x")
+        server.shutdown()
+    assert talk.messages[1]["content"] == "one ", "what is sent back is what the model wrote"
     assert "one  ..." in capsys.readouterr().out
 
 

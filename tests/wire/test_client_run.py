@@ -5,12 +5,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import pytest
 
 from harness import Served, serve
 from sublimate.cli.run import environment
+from sublimate.client import http_client
 from sublimate.client.injected import inject_path
+from sublimate.config import EdgeSettings
 
 SOURCES = Path(__file__).parents[2] / "src"
 PROGRAM = """
@@ -60,6 +64,20 @@ def test_a_program_and_its_child_use_frames_and_its_status_is_told(
     assert "read=600" in lines[4] and "True {'http/1.1': 1, 'frames': 1}" in lines[4]
     made = server.server.metrics.streams - before
     assert made == {"application/octet-stream": 4, "text/event-stream": 2}
+
+
+def test_f52_a_strict_server_is_told_a_profile(tmp_path: Path) -> None:
+    program = tmp_path / "app.py"
+    program.write_text(PROGRAM)
+    with serve(settings=EdgeSettings(profile_contract="strict")) as strict:
+        done = run(sys.executable, str(program), ANTHROPIC_BASE_URL=strict.url)
+        assert done.returncode == 3, done.stderr
+        for carriers in (("http/1.1",), ("frames",)):
+            http = http_client(carriers=carriers, execution_profile="low-latency")
+            client = anthropic.Anthropic(base_url=strict.url, api_key="x", http_client=http)
+            asked: Any = {"model": "tiny", "max_tokens": 8}
+            asked["messages"] = [{"role": "user", "content": "say hello"}]
+            assert client.messages.create(**asked).content
 
 
 def test_without_anthropic_it_says_once_that_it_does_nothing() -> None:

@@ -120,10 +120,34 @@ def request_body(
     return msgspec.json.encode(body)
 
 
-def headers(api_key: str) -> dict[str, str]:
-    """Headers that satisfy both styles."""
+WELL_KNOWN = "/.well-known/sublimate"
+
+
+class _Profiles(msgspec.Struct):
+    default: str
+    pinned: str | None = None
+    required: bool = False
+
+
+class _WellKnown(msgspec.Struct):
+    profiles: _Profiles
+
+
+def required_profile(body: bytes) -> str:
+    """The execution profile to name to a server that answers WELL_KNOWN so: its own, where its
+    contract wants one to be named. Empty: none is needed, or it is another kind of server."""
+    try:
+        profiles = msgspec.json.decode(body, type=_WellKnown).profiles
+    except msgspec.DecodeError:
+        return ""
+    return (profiles.pinned or profiles.default) if profiles.required else ""
+
+
+def headers(api_key: str, profile: str = "") -> dict[str, str]:
+    """Headers that satisfy both styles; profile: as of `required_profile`."""
     key = api_key or "none"
     return {
+        **({"x-execution-profile": profile} if profile else {}),
         "content-type": "application/json",
         "accept": "text/event-stream",
         "anthropic-version": "2023-06-01",

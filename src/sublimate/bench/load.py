@@ -13,7 +13,17 @@ from typing import Any
 import msgspec
 
 from ..errors import PeerError
-from .apis import APIS, CHAT, MESSAGES, Api, headers, read_event, request_body
+from .apis import (
+    APIS,
+    CHAT,
+    MESSAGES,
+    WELL_KNOWN,
+    Api,
+    headers,
+    read_event,
+    request_body,
+    required_profile,
+)
 from .http import Exchange, Target, body_events, exchange
 from .prompts import Counter, PromptMaker
 
@@ -45,6 +55,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     api: Api
     model: str
     forcing: dict[str, Any]
+    profile: str = ""
+    """Execution profile that it wants to be named; empty: none."""
 
 
 async def discover(url: str, style: str, model: str, load: Load) -> Peer:
@@ -58,6 +70,9 @@ async def discover(url: str, style: str, model: str, load: Load) -> Peer:
     if target.path.endswith("/v1"):
         target = msgspec.structs.replace(target, path=target.path.removesuffix("/v1"))
     model = model or await _first_model(target, load)
+    well_known = await exchange(target, "GET", target.path + WELL_KNOWN, b"", {}, PROBE_SECONDS)
+    profile = required_profile(well_known.body()) if well_known.status == OK_STATUS else ""
+    sent = headers(load.api_key, profile)
     lengths = {"ignore_eos": True, "min_tokens": PROBE_TOKENS}
     failure = ""
     for api in choices:
@@ -65,10 +80,12 @@ async def discover(url: str, style: str, model: str, load: Load) -> Peer:
             forcing = {name: lengths[name] for name in names}
             body = request_body(api, model, "Hello", PROBE_TOKENS, {**forcing, **load.extra})
             result = await exchange(
-                target, "POST", target.path + api.path, body, headers(load.api_key), PROBE_SECONDS
+                target, "POST", target.path + api.path, body, sent, PROBE_SECONDS
             )
             if result.status == OK_STATUS and not result.error:
-                return Peer(url=url, target=target, api=api, model=model, forcing=forcing)
+                return Peer(
+                    url=url, target=target, api=api, model=model, forcing=forcing, profile=profile
+                )
             failure = _explain(result)
             if result.status in MISSING_STATUSES or result.status == 0:
                 break
@@ -141,7 +158,7 @@ async def run_round(peer: Peer, load: Load, prompts: PromptMaker, counter: Count
         request_body(peer.api, peer.model, prompts.make(), load.generate_tokens, extra)
         for _ in range(load.requests)
     ]
-    path, sent = peer.target.path + peer.api.path, headers(load.api_key)
+    path, sent = peer.target.path + peer.api.path, headers(load.api_key, peer.profile)
     queue, results = iter(bodies), list[Exchange]()
 
     async def worker() -> None:

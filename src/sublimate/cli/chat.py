@@ -1,6 +1,6 @@
 """`sublimate chat`: a conversation in the terminal, with a running server or one started for it.
 
-defines: chat, connect, own_server
+defines: chat, connect, own_server, Conversation
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..bench.apis import MESSAGES, headers, read_event
-from ..config import Effective, cache_folder
-from ..errors import EngineError, ExitCode, ModelError, PeerError
+from ..bench.apis import MESSAGES, WELL_KNOWN, headers, read_event, required_profile
+from ..config import Effective, cache_folder, data_folder
+from ..errors import ConfigError, EngineError, ExitCode, ModelError, PeerError
 from .output import complain, error_text, errors, out
 
 OK_STATUS = 200
@@ -29,7 +29,17 @@ CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 STOP_SECONDS = 5.0
 KEY_BYTES = 16
-HELP = "/new starts over, /exit (or Ctrl-D) ends, Ctrl-C stops an answer."
+QUOTES = '"""'
+HISTORY_LINES_MAX = 1000
+HELP = "/help lists commands, Ctrl-D ends, Ctrl-C stops an answer."
+COMMANDS = {
+    "/new": "start over",
+    "/retry": "answer the last message again",
+    "/system TEXT": "set the system prompt; without a text, show it",
+    "/help": "show this list",
+    "/exit": "end, as Ctrl-D does",
+    QUOTES: "begin and end a message of several lines",
+}
 
 
 def chat(
@@ -40,9 +50,10 @@ def chat(
     system: str,
     max_tokens: int,
     temperature: float,
+    prompt: str = "",
 ) -> ExitCode:
-    """Talk until the end of the input. config: the file that was named, for a server of our own.
-    Raises PeerError, ModelError, EngineError."""
+    """Answer the prompt, or talk until the end of the input. config: the file that was named, for
+    a server of our own. Raises PeerError, ModelError, EngineError."""
     from ..model.files import locate
     from .models import pull
 
@@ -50,13 +61,15 @@ def chat(
     default = f"http://{settings.server.host}:{settings.server.port}"
     key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
     options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
+    history = data_folder(settings.edge) / "chat-history"
     if url is not None and not _answers(url):
         raise PeerError(f"Nothing that is ready answers at {url}.")
     if url is not None or _answers(default):
         there = url or default
         called = _called(effective, there, key)
         if called is not None:
-            return _converse(there, key, {**options, "model": called})
+            named = Conversation(there, key, {**options, "model": called})
+            return _converse(named, prompt, history)
         if url is not None:
             raise PeerError(f"{url} does not serve {settings.model!r}: {url}/v1/models lists all.")
         why = f"{default} does not serve {settings.model}"
@@ -67,7 +80,7 @@ def chat(
         pull(effective, settings.model)  # here and not by the server, whose screen nobody sees
     own_key = secrets.token_hex(KEY_BYTES)
     with own_server(effective, config, own_key) as own:
-        return _converse(own, own_key, options)
+        return _converse(Conversation(own, own_key, options), prompt, history)
 
 
 def _called(effective: Effective, url: str, key: str) -> str | None:
@@ -178,62 +191,172 @@ def _ready_url(server: subprocess.Popen[bytes]) -> str:
     raise EngineError("The server for this command did not start.")
 
 
-def _converse(url: str, key: str, options: dict[str, Any]) -> ExitCode:
-    out.print(f"Talking to {url}. {HELP}")
-    messages: list[dict[str, str]] = []
-    while True:
+class Conversation:
+    """A conversation with one server. `ask` prints each answer as it comes."""
+
+    def __init__(self, url: str, key: str, options: dict[str, Any]) -> None:
+        """options: further members of the request; an empty system prompt is none."""
+        self.url = url if "://" in url else f"http://{url}"
+        self.system = str(options.get("system", ""))
+        self.messages: list[dict[str, str]] = []
+        self._options = {name: v for name, v in options.items() if name != "system"}
+        self._headers = headers(key, _profile_of(self.url))
+
+    def ask(self, text: str) -> None:
+        """A further turn. Raises PeerError, after which the turn is forgotten."""
+        self.messages.append({"role": "user", "content": text})
         try:
-            said = input("> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            out.print()
-            return ExitCode.OK
-        if said in ("/exit", "/quit", "/bye"):
-            return ExitCode.OK
-        if said in ("/new", "/clear"):
-            messages.clear()
-        elif said.startswith("/"):
-            out.print(HELP)
-        elif said:
-            messages.append({"role": "user", "content": said})
-            answer = _say(url, key, messages, options)
-            if answer:
-                messages.append({"role": "assistant", "content": answer})
-            else:
-                messages.pop()
+            answer = self._answer()
+        except BaseException:
+            self.messages.pop()
+            raise
+        if answer:
+            self.messages.append({"role": "assistant", "content": answer})
+        else:
+            self.messages.pop()
+
+    def retry(self) -> bool:
+        """Answer the last turn again. False: there is none. Raises PeerError."""
+        if len(self.messages) < 2:
+            return False
+        self.messages.pop()
+        self.ask(self.messages.pop()["content"])
+        return True
+
+    def _answer(self) -> str:
+        """What the model wrote until the end or Ctrl-C."""
+        body: dict[str, Any] = {"model": "default", "stream": True, **self._options}
+        body["messages"] = self.messages
+        if self.system:
+            body["system"] = self.system
+        connection = connect(self.url, ANSWER_SECONDS)
+        pieces: list[str] = []
+        try:
+            path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + MESSAGES.path
+            connection.request("POST", path, msgspec.json.encode(body), self._headers)
+            response = connection.getresponse()
+            if response.status != OK_STATUS:
+                raise PeerError(f"{response.status} {error_text(response.read())}")
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                delta = read_event(line[len(b"data:") :].strip())
+                if delta.error:
+                    raise PeerError(delta.error)
+                out.file.write(delta.text)
+                out.file.flush()
+                pieces.append(delta.text)
+                if delta.finished:
+                    break
+        except KeyboardInterrupt:
+            out.file.write(" ...")  # for the person; the model did not say it
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerError(f"The connection ended: {type(error).__name__}.") from error
+        finally:
+            connection.close()
+            if pieces:
+                out.print()
+        return "".join(pieces)
 
 
-def _say(url: str, key: str, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
-    """Print the answer as it comes; returns it, or "" on an error, which is told."""
-    body = {"model": "default", "stream": True, "messages": messages, **options}
-    if not body["system"]:
-        del body["system"]
-    connection = connect(url, ANSWER_SECONDS)
-    pieces: list[str] = []
+def _profile_of(url: str) -> str:
+    """The execution profile that the server wants to be named; empty: none."""
+    connection = connect(url, CONNECT_SECONDS)
     try:
-        path = urlsplit(url if "://" in url else f"http://{url}").path.rstrip("/") + MESSAGES.path
-        connection.request("POST", path, msgspec.json.encode(body), headers(key))
+        connection.request("GET", WELL_KNOWN)
         response = connection.getresponse()
-        if response.status != OK_STATUS:
-            complain(f"{response.status} {error_text(response.read())}")
-            return ""
-        for line in response:
-            if not line.startswith(b"data:"):
-                continue
-            delta = read_event(line[len(b"data:") :].strip())
-            if delta.error:
-                complain(delta.error)
-                return ""
-            out.file.write(delta.text)
-            out.file.flush()
-            pieces.append(delta.text)
-            if delta.finished:
-                break
-    except KeyboardInterrupt:
-        out.file.write(" ...")  # for the person; the model did not say it
-    except (OSError, http.client.HTTPException) as error:
-        complain(f"The connection ended: {type(error).__name__}.")
-        return ""
+        return required_profile(response.read()) if response.status == OK_STATUS else ""
+    except (OSError, http.client.HTTPException):
+        return ""  # the first message says what is wrong
     finally:
         connection.close()
+
+
+def _converse(conversation: Conversation, prompt: str, history: Path) -> ExitCode:
+    """One answer to the prompt or to what is piped in, and nothing else on standard output; at a
+    terminal without a prompt, answers until the end of the input. Raises PeerError."""
+    if prompt or not sys.stdin.isatty():
+        piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+        text = "\n\n".join(filter(None, (prompt, piped)))
+        if not text:
+            raise ConfigError("There is nothing to say: standard input is empty.")
+        conversation.ask(text)
+        return ExitCode.OK
+    out.print(f"Talking to {conversation.url}. {HELP}")
+    with _line_editor(history):
+        while (text := _typed()) is not None:
+            try:
+                if text.startswith("/"):
+                    if not _obey(conversation, text):
+                        break
+                elif text:
+                    conversation.ask(text)
+            except PeerError as error:
+                complain(str(error))
+    return ExitCode.OK
+
+
+def _typed() -> str | None:
+    """A line, or what stands between two lines with three quotation marks; None: the end."""
+    try:
+        text = input("> ").strip()
+        if not text.startswith(QUOTES):
+            return text
+        lines = [text.removeprefix(QUOTES)]
+        while not lines[-1].rstrip().endswith(QUOTES):
+            lines.append(input("... "))
+        lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+        return "\n".join(lines).strip()
+    except (EOFError, KeyboardInterrupt):
         out.print()
-    return "".join(pieces)
+        return None
+
+
+def _obey(conversation: Conversation, text: str) -> bool:
+    """A command. False: it ends the conversation. Raises PeerError."""
+    command, _, rest = text.partition(" ")
+    if command in ("/exit", "/quit", "/bye"):
+        return False
+    if command in ("/new", "/clear"):
+        conversation.messages.clear()
+    elif command == "/system":
+        if rest.strip():
+            conversation.system = rest.strip()
+        out.print(conversation.system or "There is no system prompt.", markup=False)
+    elif command == "/retry":
+        if not conversation.retry():
+            out.print("There is no answer yet.")
+    else:
+        for name, does in COMMANDS.items():
+            out.print(f"{name:16} {does}", markup=False)
+    return True
+
+
+@contextmanager
+def _line_editor(history: Path) -> Generator[None]:
+    """Editing of the line, earlier lines and completion of commands, where Python has readline.
+    Lines are kept in a file that this user alone can read, if one can be written."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    names = [name.partition(" ")[0] for name in COMMANDS]
+
+    def complete(text: str, number: int) -> str | None:
+        return [*(name for name in names if name.startswith(text)), None][number]
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
+    readline.set_history_length(HISTORY_LINES_MAX)
+    with suppress(OSError):
+        readline.read_history_file(history)
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        with suppress(OSError):
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch(mode=0o600)
+            readline.write_history_file(history)

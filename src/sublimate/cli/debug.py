@@ -239,7 +239,7 @@ def _ask(peer: Peer, body: dict[str, Any]) -> tuple[list[tuple[int, str]], str, 
         moment("connects")
         connection.connect()
         moment(f"connected; sends {len(data):,} bytes")
-        connection.request("POST", "/v1/messages", data, headers(peer.key))
+        connection.request("POST", "/v1/messages", data, headers(peer.key, peer.profile))
         moment("sent")
         response = connection.getresponse()
         moment(f"head of the answer: status {response.status}")

@@ -66,7 +66,7 @@ def _ask(peer: Peer, body: bytes, expected: Expected) -> Answer:
     connection = peer.connection(ANSWER_SECONDS)
     begun = time.perf_counter()
     try:
-        connection.request("POST", MESSAGES.path, body, headers(peer.key))
+        connection.request("POST", MESSAGES.path, body, headers(peer.key, peer.profile))
         response = connection.getresponse()
         milliseconds = (time.perf_counter() - begun) * 1e3
         data = response.read()

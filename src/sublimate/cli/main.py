@@ -66,6 +66,9 @@ def main() -> None:
 
 @app.command()
 def chat(
+    prompt: Annotated[
+        str, typer.Argument(help="Answer this and end; what is piped in stands behind it.")
+    ] = "",
     url: Annotated[str | None, typer.Option(help="A running server; else it looks.")] = None,
     model: flags.Model = None,
     exact: flags.Exact = None,
@@ -90,6 +93,7 @@ def chat(
             system=system,
             max_tokens=max_tokens,
             temperature=temperature,
+            prompt=prompt,
         )
 
     _exit(run_guarded(action))
@@ -124,13 +128,17 @@ def launch_claude(
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
     command: Annotated[list[str], typer.Argument(help="The program with its arguments, after --.")],
+    profile: Annotated[
+        str,
+        typer.Option(help="Execution profile that its requests name; else as the server wants."),
+    ] = "",
 ) -> None:
     """Run a program whose anthropic clients use our transport, with its code unchanged."""
 
     def action() -> int:
         from .run import run_program
 
-        return run_program(command)
+        return run_program(command, profile)
 
     _exit(run_guarded(action))
 

@@ -87,4 +87,7 @@ def error_text(data: bytes) -> str:
     try:
         return msgspec.json.decode(data, type=_Envelope).error.message
     except msgspec.DecodeError:
-        return data[:ERROR_BYTES_MAX].decode(errors="replace")
+        text = data[:ERROR_BYTES_MAX].decode(errors="replace").strip()
+        if text.startswith("<"):
+            return "with a page instead of JSON. Is this the address of a model server?"
+        return text

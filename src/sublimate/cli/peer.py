@@ -14,12 +14,13 @@ import http.client
 import re
 import ssl
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..bench.apis import headers
+from ..bench.apis import WELL_KNOWN, headers, required_profile
 from ..config import Effective, data_folder
 from ..errors import ConfigError, PeerError
 from .chat import OK_STATUS, connect
@@ -81,6 +82,13 @@ class Peer:
                 raise ConfigError(f"{certificate} is no file with certificates (PEM).") from None
         connect(self.url, LOOK_SECONDS).close()
 
+    @cached_property
+    def profile(self) -> str:
+        """The execution profile that the server wants to be named; empty: none. Raises
+        PeerError."""
+        status, body = self._exchange(WELL_KNOWN, None, LOOK_SECONDS, "")
+        return required_profile(body) if status == OK_STATUS else ""
+
     def connection(self, seconds: float) -> http.client.HTTPConnection:
         """Not connected yet."""
         return connect(self.url, seconds, self._trust)
@@ -98,11 +106,16 @@ class Peer:
         self, path: str, body: dict[str, Any] | None = None, seconds: float = LOOK_SECONDS
     ) -> tuple[int, bytes]:
         """Status and body of GET, or of POST where there is a body. Raises PeerError."""
+        return self._exchange(path, body, seconds, "" if body is None else self.profile)
+
+    def _exchange(
+        self, path: str, body: dict[str, Any] | None, seconds: float, profile: str
+    ) -> tuple[int, bytes]:
         connection = self.connection(seconds)
         try:
             data = None if body is None else msgspec.json.encode(body)
             method = "GET" if data is None else "POST"
-            connection.request(method, path, data, headers(self.key))
+            connection.request(method, path, data, headers(self.key, profile))
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -38,13 +38,19 @@ __all__ = [
     "validator",
 ]
 
+PROFILE = "x-execution-profile"
 CONNECTIONS_MAX = 1000
 IDLE_CONNECTIONS_MAX = 100
 """As the SDK's own clients have it."""
 
 
 def http_client(
-    *, carriers: Sequence[str] = (), verify: Any = True, library: str = "", **options: Any
+    *,
+    carriers: Sequence[str] = (),
+    verify: Any = True,
+    library: str = "",
+    execution_profile: str = "",
+    **options: Any,
 ) -> httpx.Client:
     """A client to hand to `anthropic.Anthropic(http_client=...)`; has `report()` besides.
 
@@ -52,16 +58,30 @@ def http_client(
     servers are asked at once what they are. Empty: all, and a server is asked once it has answered
     as one of ours; the first request goes as the HTTP library sends it. verify: as the library
     takes it, or the path of a file with certificates (PEM). library: httpx or httpx2; empty: that
-    of the installed anthropic. options: others of the library's Client. Raises ConfigError.
+    of the installed anthropic. execution_profile: named to the server in the header
+    x-execution-profile of each request; empty: none. options: others of the library's Client.
+    Raises ConfigError.
     """
-    return _make("Client", carriers, verify, library, options)
+    return _make("Client", carriers, verify, library, _with_profile(options, execution_profile))
 
 
 def async_http_client(
-    *, carriers: Sequence[str] = (), verify: Any = True, library: str = "", **options: Any
+    *,
+    carriers: Sequence[str] = (),
+    verify: Any = True,
+    library: str = "",
+    execution_profile: str = "",
+    **options: Any,
 ) -> httpx.AsyncClient:
     """The same for `anthropic.AsyncAnthropic`, in asyncio. Raises ConfigError."""
+    options = _with_profile(options, execution_profile)
     return _make("AsyncClient", carriers, verify, library, options)
+
+
+def _with_profile(options: dict[str, Any], execution_profile: str) -> dict[str, Any]:
+    if not execution_profile:
+        return options
+    return {**options, "headers": {**(options.get("headers") or {}), PROFILE: execution_profile}}
 
 
 def validator(

@@ -17,6 +17,8 @@ from .report import say
 from .transport import make_async_transport, make_transport
 
 PATCHED = "anthropic._base_client"
+PROFILE_VARIABLE = "SUBLIMATE_CLIENT_PROFILE"
+"""The execution profile that each request names; unset or empty: none."""
 WRAPPERS = {"SyncHttpxClientWrapper": False, "AsyncHttpxClientWrapper": True}
 """Names of anthropic._base_client, the same since its release 0.3; is it the async one?"""
 
@@ -47,6 +49,8 @@ def _carried(base: type[Any], is_async: bool) -> Any:
         inner = self._transport
         self._transport = made(core, lambda: inner)
         self.report = core.tally.report
+        if profile := os.environ.get(PROFILE_VARIABLE):
+            self.headers.setdefault("x-execution-profile", profile)
 
     return cast(
         Any, type(base.__name__, (base,), {"__init__": begin, "__module__": base.__module__})

@@ -41,7 +41,7 @@ ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access, content-type, idempotency-key, "
-    "traceparent"
+    "traceparent, x-execution-profile"
 )
 ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-", "openai-")
 EXPOSED_HEADERS = (

@@ -286,7 +286,8 @@ TABLE: dict[str, ErrorKind] = {
     "profile_missing": ErrorKind(
         400,
         INVALID,
-        "execution_profile: this server needs one of low-latency, high-throughput, long-context",
+        "execution_profile: this server needs one of low-latency, high-throughput, long-context, "
+        "in the body or in the header x-execution-profile",
     ),
     "profile_pinned": ErrorKind(
         400,

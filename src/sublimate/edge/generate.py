@@ -251,9 +251,17 @@ def engine_headers(engine: EngineLink) -> list[Header]:
     return headers
 
 
-def choose_profile(named: str | None, settings: EdgeSettings) -> Profile:
-    """The execution profile by request, pin and contract. Raises ApiError."""
+PROFILE_HEADER = b"x-execution-profile"
+
+
+def choose_profile(
+    named: str | None, settings: EdgeSettings, request: Request | None = None
+) -> Profile:
+    """The execution profile by the body's field, else the header of the request, then pin and
+    contract. Raises ApiError."""
     pinned = settings.execution_profile
+    if named is None and request is not None:
+        named = request.field(PROFILE_HEADER) or None
     if named is not None and named not in PROFILES:
         raise field_error("execution_profile", f"expected one of {', '.join(PROFILES)}")
     if pinned:

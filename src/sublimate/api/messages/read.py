@@ -57,7 +57,7 @@ def read_message(server: EdgeServer, exchange: Exchange, body: bytes) -> Generat
     request = decode_request(body)
     if not request.messages:
         raise field_error("messages", "at least one message is required")
-    profile = choose_profile(request.execution_profile, server.settings)
+    profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     owner = exchange.tenant_key
     generation = _generation(server, request, request, profile, owner)
     changes: dict[str, Any] = {"names_window": _names_window(server, exchange)}

@@ -123,7 +123,6 @@ class OllamaGeneration(Generation, frozen=True, kw_only=True):
 
 def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGeneration:
     """Raises ApiError."""
-    del exchange
     request = decode_body(CHAT_DECODER, body)
     tools = [
         make_tool(
@@ -138,12 +137,13 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGene
     check_tools(tools, server.limits.tools_max)
     turns = read_messages(request.messages, server.limits.messages_max)
     paths = schema_paths(tools, "function.parameters")
-    return _generation(server, request, turns=turns, tools=tuple(tools), schema_paths=paths)
+    return _generation(
+        server, exchange, request, turns=turns, tools=tuple(tools), schema_paths=paths
+    )
 
 
 def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGeneration:
     """Raises ApiError."""
-    del exchange
     request = decode_body(GENERATE_DECODER, body)
     for name in ("suffix", "template", "context"):
         if getattr(request, name):
@@ -152,14 +152,16 @@ def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> Ollama
     if not request.prompt:
         raise field_error("prompt", "must not be empty")
     if request.raw:
-        return _generation(server, request, turns=(), raw_prompt=request.prompt)
+        return _generation(server, exchange, request, turns=(), raw_prompt=request.prompt)
     conversation = Conversation()
     conversation.say("system", request.system or "")
     conversation.say("user", request.prompt)
-    return _generation(server, request, turns=conversation.turns())
+    return _generation(server, exchange, request, turns=conversation.turns())
 
 
-def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> OllamaGeneration:
+def _generation(
+    server: EdgeServer, exchange: Exchange, request: SharedFields, **parts: Any
+) -> OllamaGeneration:
     served = server.models.resolve(request.model)
     logprobs = logprobs_of(request.logprobs, request.top_logprobs)
     sampling = _sampling(served, request.options or Options(), logprobs)
@@ -170,7 +172,7 @@ def _generation(server: EdgeServer, request: SharedFields, **parts: Any) -> Olla
         model_name=served.name,
         requested_name=request.model,
         sampling=sampling,
-        profile=choose_profile(request.execution_profile, server.settings),
+        profile=choose_profile(request.execution_profile, server.settings, exchange.request),
         stream=request.stream is not False,
         answer_schema=_answer_schema(request.format),
         answer_path="format",

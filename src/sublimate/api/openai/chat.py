@@ -109,9 +109,8 @@ class ChatGeneration(Generation, frozen=True, kw_only=True):
 
 def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGeneration:
     """Raises ApiError."""
-    del exchange
     request = decode_body(DECODER, body)
-    profile = choose_profile(request.execution_profile, server.settings)
+    profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
     check_not_offered(request, "functions", "function_call", "audio", "web_search_options")
     check_one("n", request.n)

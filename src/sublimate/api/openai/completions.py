@@ -58,9 +58,8 @@ class CompletionGeneration(Generation, frozen=True, kw_only=True):
 
 def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> CompletionGeneration:
     """Raises ApiError."""
-    del exchange
     request = decode_body(DECODER, body)
-    profile = choose_profile(request.execution_profile, server.settings)
+    profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
     check_not_offered(request, "response_format")
     check_one("n", request.n)

@@ -129,7 +129,7 @@ class ResponsesGeneration(Generation, frozen=True, kw_only=True):
 def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> ResponsesGeneration:
     """Raises ApiError."""
     request = decode_body(DECODER, body)
-    profile = choose_profile(request.execution_profile, server.settings)
+    profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
     check_not_offered(request, "background", "conversation", "prompt", "context_management")
     if request.truncation not in (None, "disabled"):
