@@ -217,6 +217,12 @@ class EdgeServer:
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._connection_cap:
+            self.metrics.connections_refused += 1
+            LOG.warning(
+                "a connection was refused: %d are open, as many as the limit of descriptors allows "
+                "(ulimit -n)",
+                len(self._connections),
+            )
             return False
         self._connections.add(connection)
         self.metrics.connections = len(self._connections)
@@ -280,8 +286,12 @@ class EdgeServer:
             self._note(exchange)
 
     def refused(self, exchange: Exchange) -> None:
-        """Answered by the connection itself. Guessed keys and broken requests leave a trace."""
-        self._note(exchange)
+        """Answered by the connection itself. Guessed keys and broken requests leave a trace; of a
+        connection that was refused there is no request to tell of."""
+        if exchange.error_code == "too_many_connections":
+            self.metrics.responses[str(exchange.status)] += 1
+        else:
+            self._note(exchange)
 
     def _begin(self, exchange: Exchange) -> None:
         if exchange.refusal is not None:

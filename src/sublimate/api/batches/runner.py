@@ -6,8 +6,6 @@ at the moment (429, 503, 529, an engine that was lost) is tried again. What an o
 for waits until one is free, and one more where he has several: what is live takes that one, then
 the places of his batches, whose requests end for it and run again later. A request whose key was
 removed ends with an error.
-
-defines: Batches, resume
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ...config import data_folder
 from ...edge.errors import ApiError, envelope
 from ...edge.exchange import new_identifier
-from ..folder import lock_folder
+from ..folder import data_unavailable, is_signed_by, lock_folder
 from ..messages.handlers import create_message
 from .inner import InnerExchange
 from .store import BatchStore, Job, State
@@ -61,9 +59,10 @@ TRIES_MAX = 5
 """Of a request whose engine is lost each time: it may be the reason."""
 
 
-def resume(server: EdgeServer) -> None:
+def resume(server: EdgeServer, logged: str = "") -> None:
     """Go on with the batches that an earlier process kept. A folder that cannot be had now, as
-    another server of this machine has it, is tried again: everything else is served meanwhile."""
+    another server of this machine has it, is tried again: everything else is served meanwhile.
+    logged: why it could not be had before."""
     if server.place.worker or server.leaving:
         return  # worker 0 runs them all
     if server.draining or not (data_folder(server.settings) / FOLDER / FILE).is_file():
@@ -71,12 +70,23 @@ def resume(server: EdgeServer) -> None:
     try:
         server.part(Batches)
     except ApiError as error:
+        level, why = logging.WARNING, error.text
+        if error.code == "data_in_use":
+            if is_signed_by(data_folder(server.settings) / FOLDER, _signature(server)):
+                level, why = logging.INFO, "the edge before this one still has their folder."
+            elif not server.place.secret:
+                level = logging.INFO
+        if why != logged:
+            LOG.log(level, "batches wait: %s", why)
         is_new = time.monotonic() - server.began_seconds < RESUME_SECONDS
-        if is_new and error.code == "data_in_use":  # by the edge before this one: a reload
-            LOG.info("batches wait for the edge that has their folder now")
-        else:
-            LOG.warning("batches wait: %s", error.text)
-        server.loop.call_later(TAKE_OVER_SECONDS if is_new else RESUME_SECONDS, resume, server)
+        is_soon_free = is_new and error.code == "data_in_use"
+        seconds = TAKE_OVER_SECONDS if is_soon_free else RESUME_SECONDS
+        server.loop.call_later(seconds, resume, server, why)
+
+
+def _signature(server: EdgeServer) -> bytes:
+    """The same for all edges of a server and for no other server; empty without a supervisor."""
+    return server.place.key("data folder").hex().encode() if server.place.secret else b""
 
 
 class Batches:
@@ -87,16 +97,16 @@ class Batches:
         self._server = server
         folder = data_folder(server.settings) / FOLDER
         try:
-            self._lock = lock_folder(folder)
+            self._lock = lock_folder(folder, signature=_signature(server))
         except OSError as error:
-            raise _unavailable(error) from error
+            raise data_unavailable(error) from error
         self._thread = ThreadPoolExecutor(1, "batches")
         try:
             self._store = self._thread.submit(BatchStore, folder / FILE).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
             os.close(self._lock)  # else the next try, and every other server, finds it taken
-            raise _unavailable(error) from error
+            raise data_unavailable(error) from error
         self._running: dict[tuple[str, int], InnerExchange] = {}
         self._taken: set[tuple[str, int]] = set()
         """Read from the file and not finished there."""
@@ -118,7 +128,7 @@ class Batches:
         try:
             return await self._server.loop.run_in_executor(self._thread, action, self._store)
         except (OSError, sqlite3.Error) as error:
-            raise _unavailable(error) from error
+            raise data_unavailable(error) from error
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -155,6 +165,8 @@ class Batches:
         while True:
             try:
                 seconds = await self._begin_some()
+            except ApiError:
+                seconds = RETRY_SECONDS  # the disk fails, and the log says so
             except Exception:
                 # Whatever it was, the next look may find it gone; without this task no batch ends.
                 LOG.exception("batches wait")
@@ -291,17 +303,12 @@ class Batches:
             done, self._done = self._done, []
             try:
                 await self.stored(lambda store, of=done: store.finish(of, time.time()))
-            except Exception:
-                LOG.exception("%d results wait for the disk", len(done))
+            except Exception as error:
+                is_bug = not isinstance(error, ApiError)
+                LOG.error("%d results wait for the disk", len(done), exc_info=is_bug)
                 self._done = done + self._done
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._taken.difference_update(job.key for job, _, _ in done)
         self._flush = None
         self.wake()
-
-
-def _unavailable(error: Exception) -> ApiError:
-    """What a client is told; the log is told why."""
-    LOG.error("the data folder cannot be used: %s", error)
-    return ApiError("data_unavailable")

@@ -21,6 +21,7 @@ from ...config import data_folder
 from ...edge import limits
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
+from ..folder import data_unavailable
 from .store import DATABASE, FileStore, Incoming, StoredFile
 
 if TYPE_CHECKING:
@@ -83,9 +84,8 @@ class Files:
                     wait_seconds=max(0.0, self._wait_until - time.monotonic()),
                 )
             return action(self._store)
-        except (OSError, sqlite3.Error):
-            LOG.exception("the disk of the files fails")
-            raise ApiError("data_unavailable") from None
+        except (OSError, sqlite3.Error) as error:
+            raise data_unavailable(error) from None
 
     def drain(self) -> None:
         """Requests that are under way may finish."""
@@ -203,9 +203,8 @@ class Upload:
             self._fail(store, field_error("body", "not a form as multipart/form-data has it"))
         except ApiError as error:
             self._fail(store, error)
-        except OSError:
-            LOG.exception("an upload cannot be written")
-            self._fail(store, ApiError("data_unavailable"))
+        except OSError as error:
+            self._fail(store, data_unavailable(error))
 
     def _fail(self, store: FileStore, error: ApiError) -> None:
         """What still comes of the body is dropped; the answer says why."""

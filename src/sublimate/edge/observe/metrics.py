@@ -101,6 +101,7 @@ class Metrics:
         self.calls: Counter[tuple[str, str]] = Counter()
         """Of gRPC, by transport and how they ended."""
         self.connections = 0
+        self.connections_refused = 0
         self.load_utilization_ppm = 0
         """Share of the roofline in the last whole second under load; 0 before the first."""
         self.worker: str | None = None
@@ -177,6 +178,8 @@ class Metrics:
         text = "Handshakes of QUIC; early: with requests before its end."
         yield counters("quic_handshakes", text, "kind", self.handshakes, labels)
         yield _gauge("http_connections", "Open connections.", self.connections, labels)
+        text = "Connections refused as too many were open."
+        yield _counter("http_connections_refused", text, self.connections_refused, labels)
         yield _gauge("answers_open", "Requests between submission and end.", self.answers(), labels)
         calls = new_counter(
             PREFIX + "grpc_calls", "Calls by end.", labels=[*labels, "transport", "end"]
