@@ -63,9 +63,9 @@ constexpr int32_t NGRAM_ENTRIES_MAX = 1 << 14; // places remembered per sequence
 constexpr int32_t HISTORY_TOKENS_PER_STEP = 1024; // tokens of a sequence indexed in one step
 
 // ---- text -----------------------------------------------------------------------------------
-constexpr int32_t STOP_STRINGS_MAX = 8; // of a client
-constexpr int32_t TURN_ENDS_MAX = 2;    // strings with which a template of plain words ends a turn
-constexpr int32_t STOP_STRING_BYTES_MAX = 256;
+constexpr int32_t STOP_STRINGS_MAX = 64; // of a client
+constexpr int32_t TURN_ENDS_MAX = 2;     // strings with which a template of plain words ends a turn
+constexpr int32_t STOP_STRING_BYTES_MAX = 1024;
 constexpr int32_t TOKEN_BYTES_MAX = 1024; // bytes of one vocabulary entry
 constexpr int32_t MARKERS_MAX = 8;        // openings of a block format
 constexpr int32_t MARKER_BYTES_MAX = 64;

@@ -9,13 +9,13 @@
 namespace sublimate {
 
 void StopMatcher::find_borders(Pattern& pattern) {
-    pattern.borders[0] = 0;
+    pattern.borders.assign(pattern.bytes.size(), 0);
     int32_t border = 0;
-    for (int32_t i = 1; i < pattern.length; i++) {
+    for (int32_t i = 1; i < pattern.length(); i++) {
         while (border > 0 && pattern.bytes[i] != pattern.bytes[border])
             border = pattern.borders[border - 1];
         if (pattern.bytes[i] == pattern.bytes[border]) border++;
-        pattern.borders[i] = static_cast<uint8_t>(border);
+        pattern.borders[i] = static_cast<uint16_t>(border);
     }
 }
 
@@ -39,12 +39,12 @@ StopStatus StopMatcher::set(std::span<const std::string> strings,
 }
 
 void StopMatcher::add(const std::string& string) {
+    if (patterns_.size() == static_cast<size_t>(count_)) patterns_.emplace_back();
     Pattern& pattern = patterns_[count_++];
-    pattern.length = static_cast<int32_t>(string.size());
+    pattern.bytes = string;
     pattern.matched = 0;
-    std::memcpy(pattern.bytes, string.data(), string.size());
     find_borders(pattern);
-    begins_[pattern.bytes[0]] = true;
+    begins_[static_cast<uint8_t>(string[0])] = true;
 }
 
 void StopMatcher::reset() {
@@ -53,26 +53,26 @@ void StopMatcher::reset() {
 }
 
 // True when the byte completes the string.
-bool StopMatcher::advance(Pattern& pattern, uint8_t byte) {
+bool StopMatcher::advance(Pattern& pattern, char byte) {
     int32_t matched = pattern.matched;
     while (matched > 0 && pattern.bytes[matched] != byte) matched = pattern.borders[matched - 1];
     if (pattern.bytes[matched] == byte) matched++;
     pattern.matched = matched;
-    return matched == pattern.length;
+    return matched == pattern.length();
 }
 
 StopMatcher::Match StopMatcher::feed(std::string_view text) {
     if (count_ == 0) return {};
     for (size_t at = 0; at < text.size(); at++) {
-        auto byte = static_cast<uint8_t>(text[at]);
-        if (!partial_ && !begins_[byte]) continue;
+        char byte = text[at];
+        if (!partial_ && !begins_[static_cast<uint8_t>(byte)]) continue;
         Match match;
         partial_ = false;
         for (int32_t i = 0; i < count_; i++) {
             bool complete = advance(patterns_[i], byte);
             partial_ |= patterns_[i].matched > 0;
             if (complete &&
-                (match.index < 0 || patterns_[i].length > patterns_[match.index].length))
+                (match.index < 0 || patterns_[i].length() > patterns_[match.index].length()))
                 match = {i, at + 1};
         }
         if (match.index >= 0) return match;
@@ -88,8 +88,7 @@ size_t StopMatcher::held_bytes() const {
 
 std::string_view StopMatcher::string(int32_t index) const {
     CHECK(index >= 0 && index < count_);
-    const Pattern& pattern = patterns_[index];
-    return {reinterpret_cast<const char*>(pattern.bytes), static_cast<size_t>(pattern.length)};
+    return patterns_[index].bytes;
 }
 
 } // namespace sublimate

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "../limits.h"
 
@@ -16,8 +17,9 @@ namespace sublimate {
 enum class StopStatus : int32_t { ok = 0, too_many, empty_string, too_long };
 
 // One Knuth-Morris-Pratt automaton per string (SIAM J. Comput. 6, 1977): amortised constant work
-// per byte and string, no allocation, and the partial match of each string is known at any time.
-// With so few strings this costs less than building one combined automaton for each request.
+// per byte and string, no allocation while text is fed, and the partial match of each string is
+// known at any time. The bytes of most texts begin no string and cost one look-up; a combined
+// automaton would save the rest, and costs more to build than most answers would gain.
 //
 // Rule: the match that ends first wins. Of several that end at the same byte the longest wins,
 // because whatever is shown must not contain a part of any match; of equal strings the first in the
@@ -46,23 +48,24 @@ public:
 
 private:
     struct Pattern {
-        int32_t length;
-        int32_t matched; // [0, length)
-        uint8_t bytes[limits::STOP_STRING_BYTES_MAX];
-        uint8_t borders[limits::STOP_STRING_BYTES_MAX]; // longest proper border of bytes[0..i]
+        std::string bytes;
+        std::vector<uint16_t> borders; // longest proper border of bytes[0..i]
+        int32_t matched = 0;           // [0, length())
+
+        int32_t length() const { return static_cast<int32_t>(bytes.size()); }
     };
 
     void add(const std::string& string);
-    static bool advance(Pattern& pattern, uint8_t byte);
+    static bool advance(Pattern& pattern, char byte);
     static void find_borders(Pattern& pattern);
 
-    Pattern patterns_[limits::STOP_STRINGS_MAX + limits::TURN_ENDS_MAX] = {};
+    std::vector<Pattern> patterns_; // kept from request to request, with their memory
     int32_t count_ = 0;
     bool partial_ = false;            // some pattern has matched > 0
     bool begins_[UINT8_MAX + 1] = {}; // a pattern begins with this byte
 };
 
-// A border is shorter than its string, so it fits a byte.
-static_assert(limits::STOP_STRING_BYTES_MAX <= UINT8_MAX + 1);
+// A border is shorter than its string.
+static_assert(limits::STOP_STRING_BYTES_MAX <= UINT16_MAX + 1);
 
 } // namespace sublimate

@@ -168,9 +168,9 @@ def test_models(client: ollama.Client, server: Served) -> None:
 
 # ---- errors --------------------------------------------------------------------------------------
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("options.temperature", {"options": {"temperature": 3}}),
+    ("options.temperature", {"options": {"temperature": -1}}),
     ("options.num_predict", {"options": {"num_predict": "many"}}),
-    ("options.stop.0", {"options": {"stop": ""}}),
+    ("options.stop.0", {"options": {"stop": "x" * 1025}}),
     ("options.mirostat", {"options": {"mirostat": 2}}),
     ("options.repeat_penalty", {"options": {"repeat_penalty": -1}}),
     ("format", {"format": "yaml"}),

@@ -210,8 +210,8 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 2}),
     ("temperature", {"temperature": 3}),
-    ("stop.1", {"stop": ["a", ""]}),
-    ("max_completion_tokens", {"max_completion_tokens": -1}),
+    ("stop.1", {"stop": ["a", "x" * 1025]}),
+    ("max_completion_tokens", {"max_completion_tokens": -5}),
     ("top_logprobs", {"top_logprobs": 3}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 99}),
     ("functions", {"functions": [{"name": "f"}]}),

@@ -15,8 +15,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ..edge.errors import ApiError, field_error
-from ..edge.generation import UNLIMITED, ThinkingBudget, answer_reserve
+from ..edge.generation import ThinkingBudget, answer_reserve
 from ..edge.json_bounds import decodable, syntax_cause
+from ..edge.sampling import UNLIMITED
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, stable
 

@@ -21,11 +21,21 @@ Body = TypeVar("Body")
 def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """A body of any surface. Raises ApiError that names the field."""
     try:
-        return decoder.decode(body)
+        return _decoded(decoder, body)
     except msgspec.ValidationError as error:
         raise _refused_field(error) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise syntax_error(error, body) from None
+
+
+def _decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if not _GOT_FLOAT.search(str(error)):
+            raise
+    # JavaScript and templates write 64.0: only the lax mode takes a whole float as an integer.
+    return msgspec.json.decode(body, type=decoder.type, strict=False)
 
 
 # ---- decoder errors ------------------------------------------------------------------------------
@@ -33,6 +43,7 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 # indices, and the names of JSON types.
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _EXPECTED = re.compile(r"Expected `([a-z |]+)`")
+_GOT_FLOAT = re.compile(r"Expected `int\b.*`, got `float`")
 _PLACE = re.compile(r" - at `\$([A-Za-z0-9_.\[\]]*)`$")
 KNOWN_VALUES = {
     "tool_choice.type": "expected auto, any, tool or none",

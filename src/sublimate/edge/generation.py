@@ -7,12 +7,12 @@ returns a Generation, the two makers of answers write what comes back in that AP
 - turns: model/turns.py. A last assistant turn is continued; results are `tool` turns in the order
   of their calls (api/conversation.py makes them so).
 - sampling: give the body's struct the fields of SamplingFields by inheritance, or make one, and
-  call `checked_sampling` of the model. Without a limit of its own a body has max_tokens UNLIMITED.
+  call `checked_sampling` of the model. `token_limit` reads the limit of APIs that need none.
 - profile: `choose_profile`, from the name in the body, if any.
 - model_name: that of `server.models.resolve`, which raises the 404.
 - raise ApiError("field", ...) by field_error(path, reason) for what the body has wrong.
 
-defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface, UNLIMITED,
+defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface,
          RESERVE_SHARE, RESERVE_TOKENS_MIN, answer_reserve, thinking_limit
 """
 
@@ -28,7 +28,7 @@ from ..config import Profile
 from ..grammar.constraint import Constraint
 from ..model.tool_formats import Tool
 from ..model.turns import ToolList, Turn
-from .sampling import INT32_MAX, Sampling
+from .sampling import Sampling
 
 if TYPE_CHECKING:
     from .app import EdgeServer
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from .stream import Answer
 
 ToolChoice = Literal["auto", "any", "tool", "none"]
-UNLIMITED = INT32_MAX
-"""max_tokens of a request that names none: as much as the context has room for."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):

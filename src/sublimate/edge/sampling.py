@@ -3,7 +3,7 @@
 All surfaces take the same ones, whatever they call them: a request struct that inherits
 SamplingFields has them under the names of the Messages API and of other local servers.
 
-defines: SamplingFields, Sampling, Defaults, defaults_of, with_defaults, check_sampling
+defines: SamplingFields, Sampling, Defaults, defaults_of, with_defaults, token_limit, check_sampling
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from . import limits
 from .errors import field_error
 
 INT32_MAX = (1 << 31) - 1
+UNLIMITED = INT32_MAX
+"""max_tokens of a request that names none: as much as the context has room for."""
+NO_LIMIT = (None, -1, -2)
+"""How the APIs of other servers write that; -2 is Ollama's."""
 LOWEST_SEED = -(1 << (limits.SEED_BITS - 1))
 HIGHEST_SEED = 1 << limits.SEED_BITS
 FLOAT_STEP = 1e-6
@@ -96,6 +100,11 @@ def with_defaults(fields: SamplingFields, defaults: Defaults) -> SamplingFields:
     return filled
 
 
+def token_limit(value: int | None) -> int:
+    """max_tokens of an API in which leaving it out or a negative value means no limit."""
+    return UNLIMITED if value in NO_LIMIT else value
+
+
 def check_sampling(
     fields: SamplingFields, *, vocabulary: int, stop_ids_max: int, bias_max: int
 ) -> Sampling:
@@ -109,8 +118,9 @@ def check_sampling(
     return Sampling(
         max_tokens=min(_within("max_tokens", fields.max_tokens, 0, None), INT32_MAX),
         temperature=_number("temperature", fields.temperature, 1.0, 0.0, limits.TEMPERATURE_MAX),
-        top_p=_above_zero("top_p", fields.top_p, 1.0),
-        top_k=min(_within("top_k", fields.top_k or 0, 0, INT32_MAX), vocabulary),
+        # Other servers write "off" as top_p 0 and top_k -1.
+        top_p=_above_zero("top_p", fields.top_p or None, 1.0),
+        top_k=min(_within("top_k", _top_k(fields.top_k), 0, INT32_MAX), vocabulary),
         min_p=_number("min_p", fields.min_p, 0.0, 0.0, 1.0, below=True),
         repetition_penalty=_above_zero(
             "repetition_penalty", fields.repetition_penalty, limits.REPETITION_PENALTY_MAX
@@ -146,6 +156,10 @@ def _above_zero(name: str, value: float | None, high: float) -> float:
     return max(value, FLOAT_STEP)
 
 
+def _top_k(value: int | None) -> int:
+    return 0 if value in (None, -1) else value
+
+
 def _within(name: str, value: int, low: int, high: int | None) -> int:
     if value < low:
         raise field_error(name, f"expected an integer of at least {low}")
@@ -155,15 +169,13 @@ def _within(name: str, value: int, low: int, high: int | None) -> int:
 
 
 def _stop_sequences(sequences: list[str]) -> tuple[str, ...]:
-    if len(sequences) > limits.STOP_SEQUENCES_MAX:
+    if len(set(filter(None, sequences))) > limits.STOP_SEQUENCES_MAX:
         raise field_error("stop_sequences", f"at most {limits.STOP_SEQUENCES_MAX} are taken")
     for index, text in enumerate(sequences):
-        if not text:
-            raise field_error(f"stop_sequences.{index}", "must not be empty")
         if len(text.encode()) > limits.STOP_SEQUENCE_BYTES_MAX:
             reason = f"at most {limits.STOP_SEQUENCE_BYTES_MAX} bytes are taken"
             raise field_error(f"stop_sequences.{index}", reason)
-    return tuple(dict.fromkeys(sequences))
+    return tuple(dict.fromkeys(filter(None, sequences)))
 
 
 def _stop_token_ids(ids: list[int], vocabulary: int, count_max: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ const schema = await chat.create({
   },
 });
 const error = await driver.failure(() =>
-  chat.create({ ...asked, max_completion_tokens: -1, messages: [user] }),
+  chat.create({ ...asked, max_completion_tokens: -5, messages: [user] }),
 );
 
 const long = await chat.create({

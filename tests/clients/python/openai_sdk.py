@@ -39,7 +39,7 @@ answer = chat.create(messages=turns, tools=[tool], tool_choice="none", **asked)
 schema = chat.parse(messages=[user], response_format=driver.City, **longer)
 
 try:
-    chat.create(model="default", messages=[user], max_completion_tokens=-1)
+    chat.create(model="default", messages=[user], max_completion_tokens=-5)
     error = None
 except openai.APIStatusError as raised:
     error = {"kind": type(raised).__name__, "status": raised.status_code, "text": str(raised)}

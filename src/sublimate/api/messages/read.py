@@ -14,8 +14,8 @@ from ...config import Profile
 from ...edge.errors import ApiError, field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile, counted
-from ...edge.generation import UNLIMITED, Generation, ThinkingBudget
-from ...edge.sampling import Sampling, SamplingFields
+from ...edge.generation import Generation, ThinkingBudget
+from ...edge.sampling import UNLIMITED, Sampling, SamplingFields
 from ...model.template import TemplateLimitError
 from ...model.turns import Turn, is_continued
 from ..conversation import EFFORTS, switched_thinking, template_variables, within_answer

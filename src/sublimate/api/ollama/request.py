@@ -15,8 +15,9 @@ import msgspec
 from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
-from ...edge.generation import UNLIMITED, Generation
-from ...edge.sampling import Sampling, SamplingFields
+from ...edge.generation import Generation
+from ...edge.limits import TEMPERATURE_MAX
+from ...edge.sampling import Sampling, SamplingFields, token_limit
 from ...model.turns import Role, Turn
 from ..conversation import (
     Conversation,
@@ -195,11 +196,12 @@ def _sampling(served: Served, options: Options, logprobs: int) -> Sampling:
     for name, off in NEUTRAL.items():
         if getattr(options, name) not in (None, off):
             raise field_error(f"options.{name}", "not offered by this server")
-    limit = options.num_predict
+    limit, temperature = options.num_predict, options.temperature
     fields = SamplingFields(
-        max_tokens=UNLIMITED if limit is None or limit < 0 else limit,
+        max_tokens=token_limit(None if limit is not None and limit < 0 else limit),
         stop_sequences=[options.stop] if isinstance(options.stop, str) else options.stop,
-        temperature=options.temperature,
+        # Ollama has no upper bound; above this one the choice is close to uniform anyway.
+        temperature=None if temperature is None else min(temperature, TEMPERATURE_MAX),
         top_p=options.top_p,
         top_k=options.top_k,
         min_p=options.min_p,

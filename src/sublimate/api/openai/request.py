@@ -13,8 +13,8 @@ import msgspec
 
 from ... import _core
 from ...edge.errors import field_error
-from ...edge.generation import UNLIMITED, ToolChoice
-from ...edge.sampling import Sampling
+from ...edge.generation import ToolChoice
+from ...edge.sampling import Sampling, token_limit
 from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR
 from ..conversation import checked
@@ -67,7 +67,7 @@ def checked_sampling(
 ) -> Sampling:
     """Under the names that the client gave. Raises ApiError."""
     name, limit = max_tokens
-    request.max_tokens = UNLIMITED if limit is None else limit
+    request.max_tokens = token_limit(limit)
     request.stop_sequences = [stop] if isinstance(stop, str) else stop
     names = {"max_tokens": name, "stop_sequences": "stop"}
     sampling = checked(lambda: served.checked_sampling(request), names)
