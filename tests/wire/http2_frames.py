@@ -2,7 +2,7 @@
 port.
 
 defines: DATA, HEADERS, RST_STREAM, GOAWAY, WINDOW_UPDATE, END_STREAM, END_HEADERS, Frame,
-         Connection, call_head, message
+         Connection, call_head, headers, integer, message
 """
 
 import socket
@@ -10,9 +10,12 @@ import struct
 from dataclasses import dataclass
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+CONTINUATION = 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
+FRAME_BYTES = 1 << 14
+"""The largest frame that a peer takes unless it says otherwise."""
 CANCEL = 8
 
 
@@ -46,6 +49,24 @@ def call_head(path: str) -> bytes:
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost"}
     fields |= {"content-type": "application/grpc", "te": "trailers"}
     return b"".join(field(name.encode(), value.encode()) for name, value in fields.items())
+
+
+def integer(rest: int) -> bytes:
+    """What of a number of HPACK has no room in its first byte."""
+    out = bytearray()
+    while rest >= 128:
+        out.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*out, rest])
+
+
+def headers(stream: int, block: bytes, flags: int = 0) -> bytes:
+    """A header block of any length, in as many frames as it takes."""
+    parts = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)] or [b""]
+    kinds = [HEADERS, *[CONTINUATION] * (len(parts) - 1)]
+    marks = [*[0] * (len(parts) - 1), END_HEADERS]
+    marks[0] |= flags
+    return b"".join(map(frame, kinds, marks, [stream] * len(parts), parts))
 
 
 def message(content: bytes) -> bytes:

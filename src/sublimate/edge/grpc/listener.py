@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,7 +22,7 @@ from ...config import DRAIN_SECONDS_MAX
 from ...errors import ListenError
 from .. import limits
 from ..errors import ApiError
-from ..http import SINGLE_FIELDS
+from ..http import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS
 from ..wire import Header
 from .call import Call
 from .status import Status
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 DETAILS = "grpc-status-details-bin"
 BINARY = "-bin"
+CONTROL = re.compile(rb"[\0\r\n]")
+"""What would end a line where the value is written into another protocol."""
 MILLISECONDS = 1000
 _LIBRARY: Any = grpc  # whose stubs know less than it has
 AS_BYTES = _LIBRARY.stream_stream_rpc_method_handler
@@ -159,6 +162,7 @@ class GrpcListener(grpc.GenericRpcHandler):
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", most.header_bytes_max),
             ("grpc.absolute_max_metadata_size", most.header_bytes_max),
+            ("grpc.http2.hpack_table_size.decoder", 0),  # a byte would stand for four thousand
             ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_MAX),
             *((name, int(value * MILLISECONDS)) for name, value in seconds.items()),
         ]
@@ -210,23 +214,26 @@ class GrpcListener(grpc.GenericRpcHandler):
 
     def _fields(self, context: Any) -> dict[bytes, bytes]:
         """Metadata as header fields. Raises ApiError."""
-        metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        most = self._server.limits
+        size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in metadata)
+        if size > most.header_bytes_max or len(metadata) > most.header_fields_max:
+            raise ApiError(
+                "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
+            )
         # The host that a client named is not told to Python: it is as if that were the address.
         fields = {b"host": self.url.partition("//")[2].encode()}
         for name, value in metadata:
             if name.endswith(BINARY) or isinstance(value, bytes):
                 continue  # no header field of the HTTP API is binary
             key, raw = name.encode(), value.encode("latin-1", "replace")
+            if CONTROL.search(raw):
+                raise ApiError("malformed_request")  # the library lets them pass
             if key in fields:
                 if key in SINGLE_FIELDS:
                     raise ApiError("malformed_request")
                 raw = fields[key] + b", " + raw
             fields[key] = raw
-        most = self._server.limits
-        if len(fields) > most.header_fields_max:
-            raise ApiError(
-                "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
-            )
         seconds: float | None = context.time_remaining()
         if seconds is not None:
             milliseconds = str(int(seconds * MILLISECONDS))
