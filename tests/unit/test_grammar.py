@@ -1,20 +1,25 @@
 """Constraints: what a model says under them parses, validates, and is what the format writes."""
 
+import contextlib
 import json
 import logging
+import math
+import random
 import time
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grammar_speaker import Speaker, speaker_tokenizer
+from sublimate.grammar import bounds
 from sublimate.grammar.compiler import Grammars, StrictSchemaError, Wanted
 from sublimate.grammar.constraint import Phase
 from sublimate.grammar.matcher import Matcher
-from sublimate.grammar.schema import ANY_OBJECT, enforceable
+from sublimate.grammar.schema import ANY_OBJECT, enforceable, needs_many_states
 from sublimate.model.thinking import ThinkingFormat
 from sublimate.model.tool_formats import (
     FORMATS,
@@ -214,7 +219,7 @@ RELAXED: list[tuple[dict[str, Any], set[str]]] = [
     ({"properties": {"a": {"type": "string", "maxLength": 524288}}}, set()),
     ({"properties": {"a": {"type": "integer", "exclusiveMinimum": 0}}}, set()),
     ({"properties": {"a": {"type": "number", "maximum": 1e300}}}, {"properties.a.maximum"}),
-    ({"properties": {"a": {"format": "binary", "type": "string"}}}, {"properties.a.format"}),
+    ({"properties": {"a": {"format": "binary", "type": "string"}}}, set()),
     ({"properties": {"a": {"type": "string", "format": "date-time"}}}, set()),
     ({"properties": {"a": {"type": "file"}}}, {"properties.a.type"}),
     ({"properties": {"a": {"$ref": "http://x/y"}}}, {"properties.a.$ref"}),
@@ -341,6 +346,259 @@ def test_schemas_too_large_together_allow_any_object(monkeypatch: pytest.MonkeyP
     )
     assert fresh.constraint(Wanted(tools=TOOLS)) is not None
     assert fresh.relaxed == {"tools": 1}
+
+
+# ---- references, formats and choices ---------------------------------------------------------
+SMALL = {"type": "integer", "minimum": 0, "maximum": 9}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def kind(name: str, **more: Any) -> dict[str, Any]:
+    return closed(kind={"const": name}, **more)
+
+
+REFERRING: dict[str, dict[str, Any]] = {
+    "letters of any script": {"$defs": {"天气": SMALL}, **closed(v={"$ref": "#/$defs/天气"})},
+    "percent": {"$defs": {"天": SMALL}, **closed(v={"$ref": "#/$defs/%E5%A4%A9"})},
+    "space": {"$defs": {"a b": SMALL}, **closed(v={"$ref": "#/$defs/a b"})},
+    "space by percent": {"$defs": {"a b": SMALL}, **closed(v={"$ref": "#/$defs/a%20b"})},
+    "generic": {"$defs": {"List<Foo>": SMALL}, **closed(v={"$ref": "#/$defs/List<Foo>"})},
+    "percent sign": {"$defs": {"50%": SMALL}, **closed(v={"$ref": "#/$defs/50%"})},
+    "percent sign by percent": {"$defs": {"50%": SMALL}, **closed(v={"$ref": "#/$defs/50%25"})},
+    "tilde": {"$defs": {"a/b~c": SMALL}, **closed(v={"$ref": "#/$defs/a~1b~0c"})},
+    "tab": {"$defs": {"a\tb": SMALL}, **closed(v={"$ref": "#/$defs/a\tb"})},
+    "index": closed(
+        place={"anyOf": [SMALL, {"type": "null"}]}, v={"$ref": "#/properties/place/anyOf/0"}
+    ),
+    "index of a prefix": {"prefixItems": [SMALL], **closed(v={"$ref": "#/prefixItems/0"})},
+    "anchor": {"$defs": {"x": {"$anchor": "n", **SMALL}}, **closed(v={"$ref": "#n"})},
+    "anchor of the seventh draft": {
+        "definitions": {"x": {"$id": "#n", **SMALL}}, **closed(v={"$ref": "#n"}),
+    },
+    "the only dynamic anchor": {
+        "$defs": {"x": {"$dynamicAnchor": "n", **SMALL}}, **closed(v={"$dynamicRef": "#n"}),
+    },
+    "absolute": {
+        "$id": "https://example.com/s", "$defs": {"x": SMALL},
+        **closed(v={"$ref": "https://example.com/s#/$defs/x"}),
+    },
+    "relative": {
+        "$id": "https://example.com/s", "$defs": {"x": {"$id": "item.json", **SMALL}},
+        **closed(v={"$ref": "item.json"}),
+    },
+    "inside of another resource": {
+        "$id": "https://example.com/s",
+        "$defs": {"x": {"$id": "/i", "$defs": {"y": SMALL}, **closed(v={"$ref": "#/$defs/y"})}},
+        **closed(v={"$ref": "/i"}),
+    },
+    "urn": {"$id": "urn:a:b", "$defs": {"x": SMALL}, **closed(v={"$ref": "urn:a:b#/$defs/x"})},
+    "elsewhere in the document": {
+        "components": {"schemas": {"P": SMALL}}, **closed(v={"$ref": "#/components/schemas/P"}),
+    },
+    "recursive": {
+        "$defs": {"节 点": {**closed(v=SMALL, n={"type": "array", "maxItems": 1, "items":
+                            {"$ref": "#/$defs/节 点"}})}},
+        "$ref": "#/$defs/节 点",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", REFERRING.values(), ids=REFERRING)
+def test_f37_a_reference_finds_its_schema(schema: dict[str, Any]) -> None:
+    assert enforceable(schema).relaxations == ()
+    for seed in range(4):
+        speaker = said_under(Wanted(answer_schema=schema, answer_strict=True), seed=seed)
+        assert speaker.ended
+        value = json.loads(speaker.said)["v"]
+        value = value["v"] if isinstance(value, dict) else value
+        assert type(value) is int and 0 <= value <= 9
+
+
+@pytest.mark.parametrize(
+    "reference", ["#/$defs/y", "#/$defs/x/anyOf/07", "#n", "a b#x", "#/%", "#/7"]
+)
+def test_f37_a_reference_to_nothing_is_told(reference: str) -> None:
+    schema = {"$defs": {"x": {"anyOf": [SMALL]}}, **closed(v={"$ref": reference})}
+    places = [relaxation.place for relaxation in enforceable(schema).relaxations]
+    assert places == ["properties.v.$ref"]
+
+
+UNKNOWN_FORMATS = (
+    *("int32", "int64", "float", "double", "binary", "byte", "password", "decimal", "regex"),
+    *("uri-reference", "iri", "uri-template", "json-pointer", "color", "x"),
+)
+
+
+@pytest.mark.parametrize("name", UNKNOWN_FORMATS)
+def test_f38_an_unknown_format_is_an_annotation(name: str) -> None:
+    for kind in ("string", "integer", "number"):
+        schema = closed(v={"type": kind, "format": name})
+        assert enforceable(schema).relaxations == ()
+        assert said_under(Wanted(answer_schema=schema, answer_strict=True)).masks > 0
+
+
+APART: dict[str, list[dict[str, Any]]] = {
+    "const": [kind("a", x=SMALL), kind("b", x=FLAG)],
+    "enum": [closed(kind={"enum": ["a", "b"]}, x=SMALL), kind("c", y=SMALL)],
+    "constants": [{"const": "a", "title": "A"}, {"const": 1}, {"const": True}],
+    "definitions": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+    "members": [closed(a=SMALL), closed(b=SMALL)],
+    "types": [SMALL, {"type": "string", "maxLength": 3}, {"type": "null"}],
+}
+
+
+@pytest.mark.parametrize("options", APART.values(), ids=APART)
+def test_f39_options_that_are_told_apart_are_served(options: list[dict[str, Any]]) -> None:
+    definitions = {"A": kind("a", x=SMALL), "B": kind("b", x=SMALL)}
+    schema = {"$defs": definitions, **closed(v={"oneOf": options})}
+    assert enforceable(schema).relaxations == ()
+    for seed in range(6):
+        speaker = said_under(Wanted(answer_schema=schema, answer_strict=True), seed=seed)
+        assert speaker.ended
+        jsonschema.validate(json.loads(speaker.said), schema)
+
+
+def test_f39_options_that_may_overlap_are_told() -> None:
+    open_one = {"type": "object", "properties": {"kind": {"const": "a"}}}
+    for options in ([open_one, kind("b")], [{"const": 1}, {"const": 1.0}], [SMALL, {"minimum": 3}]):
+        places = [one.place for one in enforceable(closed(v={"oneOf": options})).relaxations]
+        assert places == ["properties.v.oneOf"]
+
+
+# ---- bounds ------------------------------------------------------------------------------------
+NUMBERS: list[dict[str, Any]] = [
+    {"type": "number"},
+    {"type": "integer"},
+    {"type": "number", "minimum": 0},
+    {"type": "integer", "exclusiveMaximum": 5},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "number", "multipleOf": 0.01},
+    {"type": "integer", "multipleOf": 10},
+    {"type": "integer", "multipleOf": 7, "minimum": 0},
+    {"type": ["number", "null"]},
+    {},
+]
+ENDLESS = ["1" * 300, "-0." + "3" * 300, "1e" + "9" * 300, "2.5e-" + "0" * 300, "0." + "0" * 300]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+@pytest.mark.parametrize("digits", ENDLESS, ids=lambda text: text[:6])
+def test_f36_a_number_ends(number: dict[str, Any], digits: str) -> None:
+    """However much a model likes digits."""
+    schema = closed(x=number)
+    speaker = said_under(Wanted(answer_schema=schema), '{"x": ' + digits)
+    assert speaker.ended and len(speaker.said) < 64, speaker.said
+    value = json.loads(speaker.said)
+    assert math.isfinite(value["x"])
+    jsonschema.validate(value, schema)
+    called = said_under(
+        Wanted(tools=(Tool("t", "d", schema),), must_call=True, parallel=False),
+        ToolFormat().call_head("t") + '{"x": ' + digits,
+    )
+    assert called.ended and len(called.said) < 120, called.said
+
+
+def test_f36_free_values_end() -> None:
+    wanted = Wanted(answer_schema={"type": "object"})
+    speaker = said_under(wanted, '{"x": ' + "[" * 70)
+    before = speaker.said.partition(b'"')[0] + speaker.said[6:]
+    assert before.split(b'"')[0].count(b"[") <= bounds.DEPTH_MAX
+
+
+def test_f36_white_space_ends() -> None:
+    for thinking, text in ((THINK, "hm</think>" + "\n" * 300), (None, "\n" * 300)):
+        of = grammars(ToolFormat(), thinking)
+        begins = thinking is not None
+        for wanted in (
+            Wanted(answer_schema=FLAG, begins_in_thinking=begins),
+            Wanted(tools=TOOLS, must_call=True, begins_in_thinking=begins),
+        ):
+            said = said_under(wanted, text, of=of).said
+            assert said.count(b"\n") < 40, said
+    spaces = said_under(
+        Wanted(begins_in_thinking=True), "hm</think>" + "\n" * 300, of=grammars(ToolFormat(), THINK)
+    )
+    assert spaces.said.partition(b"</think>")[2][:20].strip(), "something has to be said"
+
+
+def test_f36_a_long_document_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "DOCUMENT_BYTES_MAX", 60)
+    for value in ("x" * 500, "[" + "1, " * 300, '{"a": ' * 100):
+        schema = closed(v={}) if value[0] != "x" else closed(v={"type": "string"})
+        text = '{"v": ' + ('"' if value[0] == "x" else "") + value
+        speaker = said_under(Wanted(answer_schema=schema), text)
+        assert speaker.ended and len(speaker.said) < 220, speaker.said
+        jsonschema.validate(json.loads(speaker.said), schema)
+
+
+# ---- limits of the library ---------------------------------------------------------------------
+def test_f08_a_pattern_with_endless_states_is_relaxed_and_said() -> None:
+    for pattern in ("^(.*e.{20}){10}$", "^(.*[aeiou].{12}){10}$", ".*e............"):
+        found = enforceable(closed(x={"type": "string", "pattern": pattern}))
+        assert [one.place for one in found.relaxations] == ["properties.x.pattern"]
+    for pattern in ("^[a-z]{1,500}$", "^.{1,900}$", "^[^@]+@[^@]+[.][a-z]{2,63}$", "e.{3}$"):
+        assert not needs_many_states(pattern)
+
+
+@pytest.fixture
+def exploding(monkeypatch: pytest.MonkeyPatch) -> Wanted:
+    """A pattern that nothing has recognised, whose states an answer uses up."""
+
+    def no(pattern: str) -> bool:
+        return not pattern
+
+    monkeypatch.setattr("sublimate.grammar.schema.needs_many_states", no)
+    return Wanted(answer_schema=closed(x={"type": "string", "pattern": "^(.*e.{40}){10}$"}))
+
+
+def exhausting(seed: int) -> bytes:
+    return b'{"x": "' + bytes(random.Random(seed).choices(b"eab", k=2500))
+
+
+def test_f08_a_grammar_that_broke_spoils_no_other_answer(exploding: Wanted) -> None:
+    of = grammars(ToolFormat())
+    for seed, tokens in ((0, 5), (1, 1900), (2, 5), (3, 1900), (4, 5)):
+        constraint = of.constraint(exploding)
+        assert constraint is not None
+        speaker = Speaker(constraint, seed, exhausting(seed))
+        speaker.speak(tokens)
+        assert not speaker.matcher.broken and speaker.masks == tokens
+        if tokens > 5:
+            said = {*constraint.relaxed, *constraint.relaxed_later}
+            assert {one.place for _, one in said} == {"properties.x.pattern"}
+
+
+def test_f08_a_strict_schema_is_not_relaxed_and_not_spoilt(exploding: Wanted) -> None:
+    of = grammars(ToolFormat())
+    strict = msgspec.structs.replace(exploding, answer_strict=True)
+    for wanted in (strict, exploding, strict):
+        constraint = of.constraint(wanted)
+        assert constraint is not None
+        speaker = Speaker(constraint, 1, exhausting(1))
+        with contextlib.suppress(AssertionError):
+            speaker.speak(1900)
+        assert bool(speaker.matcher.broken) == wanted.answer_strict
+        fresh = of.constraint(strict)
+        assert fresh is not None and not fresh.relaxed
+        Speaker(fresh, 1).speak(5)
+
+
+def test_f08_many_short_answers_use_up_no_grammar(exploding: Wanted) -> None:
+    """Answers share what the library computes, and so its limits."""
+    of = grammars(ToolFormat())
+    for seed in range(12):
+        constraint = of.constraint(exploding)
+        assert constraint is not None and not constraint.relaxed
+        Speaker(constraint, seed, exhausting(seed)).speak(400)
+        assert not constraint.relaxed_later
 
 
 # ---- any schema --------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
 
 def relaxed_header(prompt: Prompt) -> Iterator[tuple[str, str]]:
     """Tells the places of the schemas that the answer is not held to, if there are such."""
-    relaxed = prompt.constraint.relaxed if prompt.constraint else ()
+    constraint = prompt.constraint
+    relaxed = (*constraint.relaxed, *constraint.relaxed_later) if constraint else ()
     if not relaxed:
         return
     places = [_path(prompt.generation, tool, place) for tool, place in relaxed[:PLACES_TOLD_MAX]]

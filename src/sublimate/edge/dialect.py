@@ -18,7 +18,7 @@ import msgspec
 from .. import _core
 from .blocks import Piece
 from .errors import ApiError, ErrorShape
-from .exchange import EVENT_STREAM, Header
+from .exchange import EVENT_STREAM
 from .generation import Reader, Surface
 from .stream import COMPLETE, Answer
 
@@ -142,12 +142,11 @@ class DialectWhole(Answer):
     def __init__(self, *arguments: Any, dialect: Callable[[Answer], Dialect], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._dialect = dialect(self)
-        self._admission_headers: list[Header] | None = None
         self._scores: list[Score] = []
 
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
         if event.admitted:
-            self._admission_headers = self._headers()
+            self._headers()  # those of the engine are fixed at admission
         self._scores += scores_of(event)
 
     def _finished(self, event: _core.StreamEvent) -> None:
@@ -158,11 +157,8 @@ class DialectWhole(Answer):
         pieces = list(event.pieces)
         if event.text:
             pieces = [("text", event.text, ""), ("stop", "", "")]
-        headers = self._admission_headers
-        if headers is None:
-            headers = self._headers()
         body = msgspec.json.encode(self._dialect.whole(pieces, self._scores, event))
-        self.exchange.send_json(200, body, headers)
+        self.exchange.send_json(200, body, self._headers())
 
 
 def surface(read: Reader, dialect: Callable[[Answer], Dialect], identifier: str) -> Surface:

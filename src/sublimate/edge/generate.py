@@ -220,6 +220,14 @@ def _new_answer(
     timing: Timing,
 ) -> Answer:
     kind = surface.streamed if prompt.generation.stream else surface.collected
+    of_engine: list[Header] | None = None
+
+    def headers() -> list[Header]:
+        """The engine's are those of the first call; what is not enforced may be known later."""
+        nonlocal of_engine
+        of_engine = engine_headers(engine) if of_engine is None else of_engine
+        return [*of_engine, *relaxed_header(prompt)]
+
     return kind(
         exchange,
         served.metrics,
@@ -227,7 +235,7 @@ def _new_answer(
         prompt,
         message_id=new_identifier(surface.identifier),
         ping_seconds=server.limits.ping_seconds,
-        headers=lambda: [*engine_headers(engine), *relaxed_header(prompt)],
+        headers=headers,
         on_end=server.answer_ended,
     )
 

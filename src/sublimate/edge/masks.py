@@ -126,6 +126,7 @@ class MaskKeeper:
             matcher=Matcher(constraint, thinking_tokens),
             slots_needed=2 if constraint.needs_triggers else 1,
         )
+        held.matcher.renews_at_once = False  # but on a thread
         if self._waiting or held.slots_needed > len(self._free_slots):
             self._waiting.append(held)
             return
@@ -220,16 +221,18 @@ class MaskKeeper:
             self._give_up(held)
         elif matcher.is_free:
             self._set_free(held, matcher)
-        elif matcher.is_slow:
+        else:
+            if not matcher.is_slow:
+                matcher.fill(held.words)
+                if not matcher.is_stale:
+                    self._filled(held, matcher)
+                    return
             held.is_busy = True
             threads = self._threads = self._threads or ThreadPoolExecutor(
                 THREADS_MAX, "mask", yield_to_others
             )
             made = self._loop.run_in_executor(threads, matcher.fill, held.words)
             made.add_done_callback(lambda done: self._made(held, done))
-        else:
-            matcher.fill(held.words)
-            self._filled(held, matcher)
 
     def _made(self, held: _Held, done: asyncio.Future[None]) -> None:
         held.is_busy = False
@@ -246,6 +249,8 @@ class MaskKeeper:
     def _filled(self, held: _Held, matcher: Matcher) -> None:
         if matcher.broken:
             self._give_up(held)
+        elif matcher.is_free:
+            self._set_free(held, matcher)  # a new grammar had come to its end
         else:
             self._client.publish_mask(held.mask_slot, held.index)
 

@@ -26,7 +26,14 @@ from ..model.tokenizer import Tokenizer
 from ..model.tool_formats import Tool, ToolFormat
 from . import lark
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
-from .schema import Enforceable, Relaxation, check_schema, enforceable, outline
+from .schema import (
+    Enforceable,
+    Relaxation,
+    check_schema,
+    enforceable,
+    outline,
+    without_patterns,
+)
 from .vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:  # loaded when the first vocabulary is made: no start waits for it
@@ -50,6 +57,7 @@ COMPILE_SECONDS_MAX = 0.1
 RELAX_KEYWORD_SLOW = "time"
 RELAX_KEYWORD_REFUSED = "schema"
 RELAX_KEYWORD_TOGETHER = "tools"
+RELAX_KEYWORD_STATES = "size"
 
 
 class StrictSchemaError(Exception):
@@ -131,9 +139,38 @@ class Grammars:
         thinks = wanted.may_think or wanted.begins_in_thinking
         return wanted.is_any or (thinks and self._thinking is not None)
 
+    def _replace(self, wanted: Wanted, broken: Constraint, relaxes: bool) -> Constraint | None:
+        """In place of one whose grammar has reached the library's limits, which no other answer
+        gets any more. See Constraint.replacement."""
+        key = _digest(wanted)[0]
+        self._constraints.remove(key, None if relaxes else broken)
+        if relaxes:
+            if wanted.answer_strict or any(tool.strict for tool in wanted.tools):
+                return None
+            asked = [tool.schema for tool in wanted.tools]
+            asked += [wanted.answer_schema] if wanted.answer_schema is not None else []
+            for schema in asked:
+                self._relax(schema)
+        return self.constraint(wanted)
+
+    def _relax(self, schema: dict[str, Any]) -> None:
+        """Keep a weaker form of a schema, without the texts that need so many states."""
+        key, size_bytes = _digest(schema)
+        found: Enforceable = self._schemas.get(key, size_bytes, lambda: enforceable(schema))
+        light = without_patterns(found.schema)
+        if not light.relaxations:
+            whole = (Relaxation("", RELAX_KEYWORD_STATES),)
+            light = Enforceable(outline(found.schema), whole)
+        relaxations = tuple(dict.fromkeys((*found.relaxations, *light.relaxations)))
+        self.relaxed.update(one.keyword for one in light.relaxations)
+        self._schemas.put(key, size_bytes, Enforceable(light.schema, relaxations))
+
     # ---- schemas -------------------------------------------------------------------------------
     def _enforced(self, tool: str, schema: dict[str, Any], strict: bool) -> Enforceable:
         found = self._schemas.get(*_digest(schema), lambda: self._try(tool, schema))
+        if strict and found.relaxations:
+            # Another client's answers may have relaxed it since it was tried.
+            found = self._try(tool, schema)
         if strict and found.relaxations:
             raise StrictSchemaError(tool, found.relaxations[0])
         return found
@@ -187,7 +224,8 @@ class Grammars:
             outlines = {name: outline(schema) for name, schema in arguments.items()}
             constraint = self._phases(wanted, outlines, None if answer is None else outline(answer))
             relaxed = [(tool, Relaxation("", RELAX_KEYWORD_TOGETHER)) for tool in found]
-        return msgspec.structs.replace(constraint, relaxed=tuple(relaxed))
+        replacement = functools.partial(self._replace, wanted)
+        return msgspec.structs.replace(constraint, relaxed=tuple(relaxed), replacement=replacement)
 
     def _phases(
         self, wanted: Wanted, arguments: lark.Arguments, answer: dict[str, Any] | None
@@ -320,8 +358,12 @@ class _Cache:
                 self._held.move_to_end(key)
                 return self._held[key][0]
         made = make()
+        self.put(key, size_bytes, made)
+        return made
+
+    def put(self, key: bytes, size_bytes: int, made: Any) -> None:
         if not key:
-            return made
+            return
         with self._lock:
             self._bytes += size_bytes - self._held.pop(key, (None, 0))[1]
             self._held[key] = made, size_bytes
@@ -329,7 +371,12 @@ class _Cache:
                 self._bytes > self._bytes_max and len(self._held) > 1
             ):
                 self._bytes -= self._held.popitem(last=False)[1][1]
-        return made
+
+    def remove(self, key: bytes, made: Any = None) -> None:
+        """What is kept of a key, if it is that."""
+        with self._lock:
+            if key in self._held and (made is None or made is self._held[key][0]):
+                self._bytes -= self._held.pop(key)[1]
 
 
 @functools.cache

@@ -10,6 +10,7 @@ defines: Phase, Constraint, END, SLOW_SECONDS
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -26,6 +27,10 @@ END = -1
 """As the next phase: the turn ends."""
 SLOW_SECONDS = 0.0003
 """A mask that takes longer is no work for a thread that others wait for."""
+
+
+Relaxed = tuple[str, Relaxation]
+"""(name of the tool, empty for the answer's schema; what is not enforced of it)."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +76,13 @@ class Constraint(msgspec.Struct, frozen=True):
     """Its first mask takes longer than SLOW_SECONDS."""
     closing_tokens: tuple[int, ...] = ()
     """Say the end of thinking; none if it has no phase that thinks."""
-    relaxed: tuple[tuple[str, Relaxation], ...] = ()
-    """(name of the tool, empty for the answer's schema; what is not enforced of it)."""
+    relaxed: tuple[Relaxed, ...] = ()
+    replacement: Callable[[Constraint, bool], Constraint | None] | None = None
+    """Makes a constraint with the same phases in place of this one, whose grammar has reached the
+    library's limits; if the flag is set, without what a new grammar cannot enforce either. None:
+    the client allows no less."""
+    relaxed_later: list[Relaxed] = []
+    """Found while this constraint held an answer."""
 
     def __post_init__(self) -> None:
         if not self.phases:

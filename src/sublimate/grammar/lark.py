@@ -15,7 +15,7 @@ from ..model.tool_formats import ToolFormat
 
 HEAD = "%llguidance {}\n"
 TEXT = "TEXT: /(.|\\n)*/\n"
-SPACE = "SPACE: /[ \\t\\r\\n]*/\n"
+SPACE = "SPACE: /[ \\t\\r\\n]{0,16}/\n"
 
 Arguments = Mapping[str, dict[str, Any]]
 """Name of a tool -> the schema of its arguments, enforceable."""

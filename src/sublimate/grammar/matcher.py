@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .bounds import JsonBounds
 from .constraint import END, SLOW_SECONDS, Constraint, Phase
 from .vocabulary import WORD_BITS
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("sublimate.grammar")
 
 ALL = (1 << WORD_BITS) - 1
+SPACE_MAX = 16
+"""Characters of white space between thinking and what has to follow it."""
+OUTSIDE = "doesn't satisfy"
+"""In the library's error for a token outside of the grammar; its other errors are of its limits."""
 
 
 class Matcher:
@@ -39,12 +44,19 @@ class Matcher:
         """Why the answer cannot be held to its constraint any more; empty: it is."""
         self.is_slow = constraint.begins_slowly
         """The next mask is likely to take longer than SLOW_SECONDS, as the last one did."""
-        self._constraint = constraint
+        self._constraint = self._origin = constraint
         self._vocabulary = constraint.vocabulary
+        self._index = 0
         self._phase: Phase | None = None
-        """None: the turn ends."""
+        """That of the index. None: the turn ends."""
         self._active: LLMatcher | None = None
         """None: any text is allowed."""
+        self.is_stale = False
+        """The active grammar has reached the library's limits: the next mask needs another one."""
+        self.renews_at_once = True
+        """Otherwise `fill` leaves that to its next call."""
+        self._bounds: JsonBounds | None = None
+        """Of the JSON of this phase; None: none has begun."""
         self._is_watching = False
         self._forced: list[int] = []
         """The next tokens, whatever the model would say."""
@@ -76,26 +88,75 @@ class Matcher:
             self._end_thinking()
 
     def fill(self, words: NDArray[np.uint32]) -> None:
-        """The mask of the next token, into memory; not while free."""
+        """The mask of the next token, into memory; not while free, nor is there one if the matcher
+        is stale afterwards. To fill a stale one takes as long as to compile a grammar."""
         begin_seconds = time.perf_counter()
-        vocabulary = self._vocabulary
+        if self.is_stale:
+            self._renew()
+        self._fill(words)
+        if self.is_stale and self.renews_at_once:
+            self._renew()
+            self._fill(words)
+        self.is_slow = self.is_stale or time.perf_counter() - begin_seconds > SLOW_SECONDS
+
+    def _fill(self, words: NDArray[np.uint32]) -> None:
+        vocabulary, phase = self._vocabulary, self._phase
         own = words[: len(vocabulary.stop_words)]
         words[len(own) :] = 0
-        if self._phase is None:
+        if phase is None:
             own[:] = vocabulary.stop_words
         elif self._forced:
             own[:] = vocabulary.words(self._forced[:1])
-        elif self._active is None:
+        elif self._active is None or self.is_free:
             own[:] = ALL
         else:
             self._active.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
-            if self._active.is_error():
-                self.abandon(self._active.get_error())
-            if self._may_be_text(self._phase):
+            self.is_stale = self._active.is_error()
+            if self._bounds is not None:
+                self._bounds.apply(own, vocabulary)
+            if self._may_be_text(phase):
                 own |= vocabulary.control_words  # the answer may end here, too
-        if self._phase is not None and self._phase.must_speak:
+        if phase is not None and phase.must_speak:
             own &= ~vocabulary.stop_words
-        self.is_slow = time.perf_counter() - begin_seconds > SLOW_SECONDS
+            if len(self._said) >= SPACE_MAX and self._said.isspace():
+                own &= ~vocabulary.space_words
+
+    def _renew(self) -> None:
+        """Go on with a new grammar. The library keeps what it has computed for all answers of one,
+        so a new one may be all that is needed; else it is one that allows more."""
+        self.is_stale = False
+        why = self._active.get_error() if self._active is not None else ""
+        for relaxes in (False, True, True):
+            replace = self._constraint.replacement
+            constraint = None if replace is None else replace(self._constraint, relaxes)
+            if constraint is None or not self._replay(constraint):
+                continue
+            if relaxes:
+                LOG.warning("an answer goes on with a relaxed grammar: %s", why.partition("\n")[0])
+            for one in set(constraint.relaxed) - {
+                *self._origin.relaxed,
+                *self._origin.relaxed_later,
+            }:
+                self._origin.relaxed_later.append(one)
+            return
+        self.abandon(why)
+
+    def _replay(self, constraint: Constraint) -> bool:
+        """Bring a new constraint to where the answer is; whether its next mask can be made."""
+        phase = constraint.phases[self._index]
+        if phase.grammar is None:
+            return False
+        active = phase.grammar.deep_copy()
+        if not active.consume_tokens(self._tokens):
+            return False
+        words = self._vocabulary.words(())
+        active.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if active.is_error():
+            return False
+        self._constraint, self._phase, self._active = constraint, phase, active
+        if self._tokens:
+            self._step(phase)
+        return True
 
     def abandon(self, why: str) -> None:
         """The answer has to end: nothing can hold it any more."""
@@ -109,6 +170,7 @@ class Matcher:
 
     # ---- phases --------------------------------------------------------------------------------
     def _enter(self, index: int) -> None:
+        self._index = index
         self._phase = None if index == END else self._constraint.phases[index]
         if self._phase is None and not self._vocabulary.stop_tokens:
             self.abandon("the model has no token that ends a turn")
@@ -120,12 +182,15 @@ class Matcher:
 
     def _rest(self) -> None:
         self._active, self._said, self._tokens, self._forced = None, b"", [], []
-        self._is_watching = self._is_opened = False
+        self._is_watching = self._is_opened = self.is_stale = False
+        self._bounds = None
 
     def _watch(self, phase: Phase) -> None:
         self._rest()
         self._is_watching = True
         self._active = None if phase.grammar is None else phase.grammar.deep_copy()
+        if phase.kind != "free":
+            self._bounds = JsonBounds()
 
     def _end_thinking(self) -> None:
         phase = self._phase
@@ -145,9 +210,18 @@ class Matcher:
             self._watch(phase)
         del self._forced[:1]
         self._tokens.append(token)
-        self._said += self._vocabulary.token_bytes[token]
+        text = self._vocabulary.token_bytes[token]
+        self._said += text
+        if self._bounds is not None:
+            self._bounds.feed(text)
         if self._active is not None and not self._active.consume_token(token):
+            if OUTSIDE not in self._active.get_error():
+                self.is_stale = self.is_slow = True  # the next mask replays it
+                return
             self._active = None  # free text may have bytes that no grammar has
+        self._step(phase)
+
+    def _step(self, phase: Phase) -> None:
         if phase.kind == "free":
             self._step_free(phase)
         elif phase.kind == "held":
@@ -157,7 +231,11 @@ class Matcher:
 
     def _step_free(self, phase: Phase) -> None:
         if not self._is_opened:
-            self._is_opened = any(marker in self._said for marker in phase.markers)
+            ends = [self._said.find(m) + len(m) for m in phase.markers if m in self._said]
+            if ends:
+                self._is_opened = True
+                self._bounds = JsonBounds()
+                self._bounds.feed(self._said[min(ends) :])
         if self._is_opened and phase.grammar is None:
             self._enter(phase.then)
         elif self._is_opened:

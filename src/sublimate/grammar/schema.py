@@ -11,13 +11,21 @@ defines: Relaxation, Enforceable, ANY_OBJECT, MalformedSchemaError, check_schema
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
-from typing import Any, cast
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+
+from .references import References, Target, base_of
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
 
 NODES_MAX = 2000
 """Schemas inside a schema; those beyond are outlines."""
@@ -35,9 +43,17 @@ ENUM_MAX = 5000
 """Values of all enums of one schema."""
 INTEGER_MAX = 1 << 53
 """Larger bounds of numbers are left out: nothing writes such numbers exactly."""
-MULTIPLES_MAX = 10_000
-"""Product of all steps of numbers (multipleOf, written out as a fraction) of one schema: the
-library may have to hold as many states."""
+MULTIPLES_MAX = 2048
+"""Product of the digits of all steps of numbers (multipleOf: 25 of 2.5) of one schema: the library
+may have to hold as many states for each place of a digit."""
+STEP_SMALL_MAX = 100
+MULTIPLE_MAX, LARGE_MULTIPLE_MAX = 10**15 - 1, 10**7 - 1
+"""Bounds of multiples that have none, for small and large steps."""
+CHOICES_MAX = 128
+"""Options of one oneOf, each of which is compared to all others."""
+REFERENCES_MAX = 8
+"""Steps from a reference to what it names, where options are compared."""
+DEFINITION = "d{}"
 CACHED_CHARACTERS_MAX = 1024
 """Longer schemas are checked anew, so that what is kept is bounded in bytes."""
 
@@ -48,8 +64,10 @@ UNKNOWN = frozenset(
     " $recursiveRef".split()
 )
 ANNOTATIONS = frozenset(
-    "$comment title description default examples deprecated readOnly writeOnly x-guidance".split()
+    "$comment title description default examples deprecated readOnly writeOnly x-guidance"
+    " $id $anchor $dynamicAnchor $defs definitions".split()
 )
+"""Those that name schemas have done so before they are left out."""
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 TEXTS = ("pattern", "format", "minLength", "maxLength")
 COUNTS = (
@@ -146,6 +164,10 @@ def _faults(node: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "required", "expected a list of names"
 
 
+def _is_schema(node: Any) -> bool:
+    return isinstance(node, dict | bool)
+
+
 def _is_type(named: Any) -> bool:
     listed = cast(list[Any], named) if isinstance(named, list) else [named]
     return bool(listed) and all(isinstance(one, str) and one in TYPES for one in listed)
@@ -190,6 +212,32 @@ def outline(schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(ANY_OBJECT) if "properties" in schema else {}
 
 
+LENGTH_LIGHT_MAX = 256
+"""Characters: bounds of lengths up to this need few states."""
+
+
+def without_patterns(schema: dict[str, Any]) -> Enforceable:
+    """An enforceable schema without the keywords that may need many states of the library's
+    lexer."""
+    relaxations: list[Relaxation] = []
+    copied = cast(dict[str, Any], msgspec.json.decode(msgspec.json.encode(schema)))
+    waiting: list[tuple[Any, str]] = [(copied, "")]
+    while waiting:
+        node, path = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        held = cast(dict[str, Any], node)
+        heavy = [keyword for keyword in ("pattern", "patternProperties") if keyword in held]
+        heavy += [k for k in ("minLength", "maxLength") if held.get(k, 0) > LENGTH_LIGHT_MAX]
+        if "patternProperties" in heavy:
+            held["additionalProperties"] = True
+        for keyword in heavy:
+            del held[keyword]
+            relaxations.append(Relaxation(path, keyword))
+        waiting += ((one, _below(path, name)) for _, _, one, name in _slots(held))
+    return Enforceable(copied, tuple(relaxations))
+
+
 def _kind(value: Any) -> str:
     kinds = ((bool, "boolean"), (int | float, "number"), (str, "string"), (dict, "object"))
     found = [name for kind, name in kinds if isinstance(value, kind)]
@@ -210,19 +258,19 @@ def enforceable(schema: Mapping[str, Any]) -> Enforceable:
     """The part of a schema that can be enforced. Never raises for a schema's sake."""
     walk = _Walk(schema)
     try:
-        relaxed = cast(dict[str, Any], walk.node(dict(schema), "", 0))
+        relaxed = walk.root()
         walk.end_cycles(relaxed)
         text = _json(relaxed)
         if len(text) > TEXT_BYTES_MAX:
             return walk.whole(relaxed, "size")
         if not grammar_error(text):
-            return Enforceable(relaxed, tuple(walk.relaxations))
+            return walk.found(relaxed)
         walk.narrow(relaxed)
     except RecursionError:
         return walk.whole(schema, "size")
     if error := grammar_error(_json(relaxed)):
         return walk.whole(relaxed, "unsatisfiable" if "nsatisfiable" in error else "schema")
-    return Enforceable(relaxed, tuple(walk.relaxations))
+    return walk.found(relaxed)
 
 
 class _Walk:
@@ -231,9 +279,15 @@ class _Walk:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.relaxations: list[Relaxation] = []
         self._root = root
+        self._references = References(root, _children)
+        self._names: dict[str, str] = {}
+        """Place of a schema that references name -> its name among the definitions, which is safe
+        for the library whatever the client calls it."""
+        self._named: list[Target] = []
+        """In the order of these names."""
         self._nodes = 0
         self._values_left = ENUM_MAX
-        self._multiples: set[Fraction] = set()
+        self._multiples: set[int] = set()
         self._definitions: dict[str, Any] = {}
         """Those of the relaxed schema."""
         self._ends = time.thread_time() + SECONDS_MAX
@@ -244,9 +298,23 @@ class _Walk:
 
     def whole(self, schema: Mapping[str, Any], keyword: str) -> Enforceable:
         """Nothing but the outline."""
-        return Enforceable(outline(schema), (*self.relaxations, Relaxation("", keyword)))
+        self.relaxations.append(Relaxation("", keyword))
+        return self.found(outline(schema))
 
-    def node(self, schema: Any, path: str, depth: int) -> Any:
+    def found(self, schema: dict[str, Any]) -> Enforceable:
+        return Enforceable(schema, tuple(dict.fromkeys(self.relaxations)))
+
+    def root(self) -> dict[str, Any]:
+        """The whole, with all that references name as definitions of it."""
+        base = base_of(self._root, "")
+        relaxed = cast(dict[str, Any], self.node(dict(self._root), "", base, 0))
+        definitions: dict[str, Any] = {}
+        for index, target in enumerate(self._named):  # it grows on the way
+            node = self.node(target.schema, target.place, target.base, 1)
+            definitions[DEFINITION.format(index)] = node
+        return {**relaxed, "$defs": definitions} if definitions else relaxed
+
+    def node(self, schema: Any, path: str, base: str, depth: int) -> Any:
         """What of it can be enforced: a schema, or true for anything."""
         self._nodes += 1
         if isinstance(schema, bool):
@@ -257,19 +325,17 @@ class _Walk:
         if self._nodes > NODES_MAX or depth > DEPTH_MAX or self._is_late:
             return self._drop(path, "depth" if depth > DEPTH_MAX else "size", outline(node))
         if _breadth(node) > BREADTH_MAX:
-            kept = {key: node[key] for key in ("$defs", "definitions") if key in node}
-            node = {**kept, **self._drop(path, "size", outline(node))}
-        # Names of schemas that other schemas could be found by: only places are looked up.
-        for keyword in (ANNOTATIONS | {"$id"}) & node.keys():
+            node = self._drop(path, "size", outline(node))
+        self._refer(node, path, base)
+        for keyword in ANNOTATIONS & node.keys():
             del node[keyword]
         for keyword in sorted(UNKNOWN & node.keys()):
             self._remove(node, path, keyword)
-        self._references(node, path)
         if "type" in node and not _is_type(node["type"]):
             self._remove(node, path, "type")
         self._values(node, path)
         self._scalars(node, path)
-        self._children(node, path, depth)
+        self._inside(node, path, base, depth)
         return node
 
     def _remove(self, node: dict[str, Any], path: str, keyword: str) -> None:
@@ -280,11 +346,24 @@ class _Walk:
         self.relaxations.append(Relaxation(path, keyword))
         return instead
 
-    def _references(self, node: dict[str, Any], path: str) -> None:
+    def _refer(self, node: dict[str, Any], path: str, base: str) -> None:
         """Only what lies inside the schema itself is looked up."""
-        reference = node.get("$ref")
-        if reference is not None and _target(self._root, reference) is None:
-            self._remove(node, path, "$ref")
+        keyword = "$ref" if "$ref" in node else "$dynamicRef"
+        if keyword not in node:
+            return
+        find = self._references.find if keyword == "$ref" else self._references.find_dynamic
+        target = find(node[keyword], base)
+        if target is None or not _is_schema(target.schema):
+            self._remove(node, path, keyword)
+            return
+        del node[keyword]
+        if target.schema is self._root or not target.place:
+            node["$ref"] = "#"
+            return
+        if target.place not in self._names:
+            self._names[target.place] = DEFINITION.format(len(self._named))
+            self._named.append(target)
+        node["$ref"] = f"#/$defs/{self._names[target.place]}"
 
     def _values(self, node: dict[str, Any], path: str) -> None:
         for keyword in ("const", "enum"):
@@ -313,9 +392,22 @@ class _Walk:
                 self._remove(node, path, keyword)
         if "multipleOf" in node and not self._steps(node["multipleOf"]):
             self._remove(node, path, "multipleOf")
+        if "multipleOf" in node:
+            # Without bounds digits could follow each other for ever, and never be a multiple. The
+            # library has a state for each remainder and place of a digit.
+            is_large = _digits(node["multipleOf"]) > STEP_SMALL_MAX
+            most = LARGE_MULTIPLE_MAX if is_large else MULTIPLE_MAX
+            if not {"minimum", "exclusiveMinimum"} & node.keys():
+                node["minimum"] = -most
+            if not {"maximum", "exclusiveMaximum"} & node.keys():
+                node["maximum"] = most
         pattern = node.get("pattern")
-        if isinstance(pattern, str) and len(pattern) > PATTERN_CHARACTERS_MAX:
+        if isinstance(pattern, str) and (
+            len(pattern) > PATTERN_CHARACTERS_MAX or needs_many_states(pattern)
+        ):
             self._remove(node, path, "pattern")
+        if "format" in node and not _holds("string", {"format": node["format"]}):
+            del node["format"]  # an annotation, as far as the library does not know it
         for kind, keywords in (("number", NUMBERS), ("string", TEXTS)):
             held = [keyword for keyword in keywords if keyword in node]
             if held and not _holds(kind, {keyword: node[keyword] for keyword in held}):
@@ -331,25 +423,45 @@ class _Walk:
             or not 0 < step < INTEGER_MAX
         ):
             return False
-        self._multiples.add(Fraction(str(step)))
-        product = math.prod(one.numerator * one.denominator for one in self._multiples)
-        if product > MULTIPLES_MAX:
-            self._multiples.discard(Fraction(str(step)))
-        return product <= MULTIPLES_MAX
+        digits = _digits(step)
+        self._multiples.add(digits)
+        is_held = math.prod(self._multiples) <= MULTIPLES_MAX
+        if not is_held:
+            self._multiples.discard(digits)
+        return is_held
 
-    def _children(self, node: dict[str, Any], path: str, depth: int) -> None:
+    def _inside(self, node: dict[str, Any], path: str, base: str, depth: int) -> None:
+        is_choice = self._is_choice(node.get("oneOf"), base)
         for keyword in (*MANY, *NAMED, "items"):
             if isinstance(node.get(keyword), list | dict):
                 node[keyword] = node[keyword].copy()
         for holder, key, one, name in list(_slots(node)):
-            holder[key] = self.node(one, _below(path, name), depth + 1)
-        if "oneOf" in node and not _is_choice(node["oneOf"]):
+            holder[key] = self.node(one, _below(path, name), base_of(one, base), depth + 1)
+        if "oneOf" in node and not is_choice:
             options = {"anyOf": node.pop("oneOf")}
             self._drop(path, "oneOf", None)
             if "anyOf" in node:
                 node["allOf"] = [*_listed(node, "allOf"), options]
             else:
                 node.update(options)
+
+    def _is_choice(self, options: Any, base: str) -> bool:
+        """Whether no value is of two of the options, as far as their types and the values that
+        they require tell."""
+        if not isinstance(options, list) or len(cast(list[Any], options)) > CHOICES_MAX:
+            return False
+        traits = [self._traits(one, base) for one in cast(list[Any], options)]
+        return all(a.differs(b) for a, b in itertools.combinations(traits, 2))
+
+    def _traits(self, option: Any, base: str) -> _Traits:
+        for _ in range(REFERENCES_MAX):
+            if not isinstance(option, dict) or "$ref" not in option:
+                break
+            target = self._references.find(option["$ref"], base_of(option, base))
+            if target is None:
+                break
+            option, base = target.schema, target.base
+        return _traits(cast(dict[str, Any], option) if isinstance(option, dict) else {})
 
     # ---- the whole ------------------------------------------------------------------------------
     def end_cycles(self, root: dict[str, Any]) -> None:
@@ -468,34 +580,83 @@ def _listed(node: dict[str, Any], keyword: str) -> list[Any]:
 
 
 def _target(root: Mapping[str, Any], reference: Any) -> Any:
-    """The schema of a reference into the same document; None: there is none."""
-    if not isinstance(reference, str):
-        return None
-    if reference in ("#", "#/"):
+    """The schema of a reference inside of a relaxed schema."""
+    if reference == "#":
         return root
-    if not reference.startswith("#/"):
-        return None
-    at: Any = root
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(at, dict) or name not in at:
-            return None
-        at = cast(dict[str, Any], at)[name]
-    return at
+    return root.get("$defs", {}).get(str(reference).removeprefix("#/$defs/"))
 
 
-def _is_choice(options: Any) -> bool:
-    """Whether no value is of two of the options, as far as their types tell."""
-    seen: set[str] = set()
-    if not isinstance(options, list):
-        return False
-    for option in cast(list[Any], options):
-        kind = cast(dict[str, Any], option).get("type") if isinstance(option, dict) else None
-        kind = "number" if kind == "integer" else kind
-        if not isinstance(kind, str) or kind in seen:
+def _digits(step: float) -> int:
+    """Of a number without its point: 25 of 2.5."""
+    whole = int(step) if float(step).is_integer() else step
+    return int("".join(map(str, Decimal(str(whole)).as_tuple().digits)))
+
+
+OBJECT = frozenset({"object"})
+
+
+class _Traits(msgspec.Struct, frozen=True):
+    """What tells the values of a schema from those of others."""
+
+    kinds: frozenset[str]
+    values: frozenset[str] | None
+    """All that it allows; None: more than it lists."""
+    required: dict[str, frozenset[str] | None]
+    """Of objects: members that all have -> their values."""
+    names: frozenset[str] | None
+    """Of objects: members that they may have; None: any."""
+
+    def differs(self, other: _Traits) -> bool:
+        """No value is of both."""
+        if not self.kinds & other.kinds or _are_apart(self.values, other.values):
+            return True
+        if self.kinds | other.kinds != OBJECT:
             return False
-        seen.add(kind)
-    return True
+        return (
+            any(_are_apart(v, other.required.get(name)) for name, v in self.required.items())
+            or self._needs_more(other)
+            or other._needs_more(self)
+        )
+
+    def _needs_more(self, other: _Traits) -> bool:
+        return other.names is not None and not self.required.keys() <= other.names
+
+
+def _are_apart(some: frozenset[str] | None, others: frozenset[str] | None) -> bool:
+    return some is not None and others is not None and not some & others
+
+
+def _traits(schema: dict[str, Any]) -> _Traits:
+    kinds = schema.get("type", outline(schema).get("type", sorted(TYPES)))
+    kinds = {kinds} if isinstance(kinds, str) else set(map(str, cast(list[Any], kinds)))
+    properties = schema.get("properties")
+    held = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
+    required = {
+        name: _values_of(held.get(name))
+        for name in _listed(schema, "required")
+        if isinstance(name, str)
+    }
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    names = frozenset(held) if is_closed else None
+    kinds = {"number" if kind == "integer" else kind for kind in kinds}
+    return _Traits(frozenset(kinds), _values_of(schema), required, names)
+
+
+def _values_of(schema: Any) -> frozenset[str] | None:
+    """The values that a schema lists, each as text; None: it lists none."""
+    if not isinstance(schema, dict):
+        return None
+    node = cast(dict[str, Any], schema)
+    values = [node["const"]] if "const" in node else node.get("enum")
+    if not isinstance(values, list):
+        return None
+    whole = (int(v) if isinstance(v, float) and v.is_integer() else v
+             for v in cast(list[Any], values))  # fmt: skip
+    return frozenset(map(_json, whole))
+
+
+def _children(node: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    return ((one, name) for _, _, one, name in _slots(node, ALSO_ONE))
 
 
 def _holds(kind: str, keywords: dict[str, Any]) -> bool:
@@ -504,6 +665,61 @@ def _holds(kind: str, keywords: dict[str, Any]) -> bool:
 
 def _error(schema: dict[str, Any]) -> str:
     return grammar_error(_json(schema))
+
+
+UNBOUNDED = re.compile(r"[*+]|,\}|^[^^]")
+COUNTED = re.compile(r"\{\d|(?:[^*+?]*[.\]]){8}")
+WALKS, WALK_CHARACTERS, WALK_CHOICES, WALK_STATES_MAX = 4, 300, 4, 2400
+
+
+@functools.lru_cache(maxsize=4096)
+def needs_many_states(pattern: str) -> bool:
+    """Whether a pattern's automaton has a new state for almost every text, like ".*a.{30}". The
+    library would reach its limits in the middle of an answer. Short random walks find out: they
+    meet the same states again where a pattern has few."""
+    if not (UNBOUNDED.search(pattern) and COUNTED.search(pattern)):
+        return False
+    from llguidance import LLMatcher
+
+    schema = _json({"type": "string", "pattern": pattern})
+    limits = _walk_limits()
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    start = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    if not start.consume_token(ord('"')):
+        return False
+    alphabet = sorted({*pattern.encode(), ord("a")} - {*b'^$()[]{}*+?|\\"'})
+    chosen = random.Random(0)  # noqa: S311
+    for _ in range(WALKS):
+        walk = start.deep_copy()
+        for index in range(WALK_CHARACTERS):
+            options = chosen.sample(alphabet, min(WALK_CHOICES, len(alphabet)))
+            byte = next((one for one in options if walk.validate_tokens([one])), None)
+            if byte is None or not walk.consume_token(byte):
+                break
+            if index % WALK_CHOICES == 0:
+                walk.compute_bitmask()
+        if walk.is_error():
+            return True
+    return False
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+@functools.cache
+def _walk_limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_lexer_states=WALK_STATES_MAX,
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=20_000,
+        verbose_errors=False,
+    )
 
 
 COERCED = {"coerce_one_of": True}

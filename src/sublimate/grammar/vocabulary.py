@@ -6,6 +6,7 @@ defines: GrammarVocabulary, mask_words
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WORD_BITS = 32
+DIGITS = re.compile(rb"[0-9]+")
+LARGE_EXPONENT = re.compile(rb"[0-9]*(\.[0-9]+)?[eE][+-]?[0-9]{3}")
 
 
 def mask_words(vocabulary: int) -> int:
@@ -44,6 +47,15 @@ class GrammarVocabulary:
         """(words) the mask of the end of a turn."""
         self.control_words = self.words(silent) | self.stop_words
         """(words) all that no grammar speaks of."""
+        self.space_words = self._matching(rb"[ \t\r\n]+")
+        self.opening_words = self._matching(rb"[^\"]*[\[{].*")
+        """(words) tokens that begin outside of a string and open an object or an array."""
+        self.closing_words = self._matching(rb"\"?[\]}]*")
+        """(words) tokens that only end strings, objects and arrays."""
+        self._digits = {token: len(run[0]) for token, text in enumerate(self.token_bytes)
+                        if (run := DIGITS.match(text))}  # fmt: skip
+        self._large = [token for token, text in enumerate(self.token_bytes)
+                       if LARGE_EXPONENT.match(text)]  # fmt: skip
 
     def _library(self, tokenizer: Tokenizer, silent: Sequence[int]) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper  # no start waits for it
@@ -68,6 +80,17 @@ class GrammarVocabulary:
         bits = np.zeros(mask_words(self.count) * WORD_BITS, np.uint8)
         bits[list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def _matching(self, pattern: bytes) -> NDArray[np.uint32]:
+        matches = re.compile(pattern, re.DOTALL).fullmatch
+        return self.words(token for token, text in enumerate(self.token_bytes)
+                          if text and matches(text))  # fmt: skip
+
+    @functools.lru_cache(maxsize=32)  # noqa: B019
+    def digit_words(self, count: int) -> NDArray[np.uint32]:
+        """(words) tokens that continue a number by more than `count` digits, or by an exponent of
+        three."""
+        return self.words([*self._large, *(t for t, run in self._digits.items() if run > count)])
 
     @functools.lru_cache(maxsize=32)  # noqa: B019
     def triggers(self, markers: tuple[bytes, ...]) -> NDArray[np.uint32]:

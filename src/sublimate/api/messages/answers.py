@@ -12,7 +12,7 @@ import msgspec
 
 from ... import _core
 from ...edge.blocks import fold_pieces
-from ...edge.exchange import EVENT_STREAM, Header
+from ...edge.exchange import EVENT_STREAM
 from ...edge.stream import COMPLETE, Answer
 from .read import MessagesGeneration
 
@@ -163,22 +163,15 @@ class CollectedMessage(Answer):
 
     format = "text"
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._admission_headers: list[Header] | None = None
-
     def _progress(self, event: _core.StreamEvent, now_seconds: float) -> None:
         if event.admitted:
-            self._admission_headers = self._headers()
+            self._headers()  # those of the engine are fixed at admission
 
     def _finished(self, event: _core.StreamEvent) -> None:
         if event.stop_reason not in COMPLETE:
             self.exchange.fail(self._refusal(event))
             return
-        headers = self._admission_headers
-        if headers is None:
-            headers = self._headers()
-        self.exchange.send_json(200, ENCODE(self._message(event)), headers)
+        self.exchange.send_json(200, ENCODE(self._message(event)), self._headers())
 
     def _message(self, event: _core.StreamEvent) -> dict[str, Any]:
         content = fold_pieces(event.pieces)
