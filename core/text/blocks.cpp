@@ -66,6 +66,7 @@ void BlockSplitter::start(const BlockFormat* format) {
     open_ = BlockKind::none;
     fresh_ = format->begins_in != BlockKind::text;
     after_marker_ = closing_due_ = in_list_ = bare_ = false;
+    may_repeat_ = state_ == State::thinking;
     pending_.clear();
     scan_ = 0;
 }
@@ -100,18 +101,24 @@ bool BlockSplitter::advance() {
     return false;
 }
 
-std::span<const BlockPart> BlockSplitter::finish() {
+std::span<const BlockPart> BlockSplitter::finish(bool cut) {
     CHECK_BECAUSE(format_ != nullptr, "an answer ends once");
     shown_bytes_.clear();
     pieces_.clear();
     bool whole = name_ >= 0 && arguments_whole_;
     switch (state_) {
-    case State::text:
+    case State::text: {
         // A closing marker that was cut is nothing to show.
-        if (!closing_due_) show_text(pending_.size());
+        if (closing_due_) break;
+        Marker marker;
+        size_t end = pending_.size();
+        if (cut) find_marker(marker, end);
+        show_text(end < pending_.size() ? trimmed(pending_, end) : end);
         break;
+    }
     case State::thinking:
-        show_thinking(trimmed(pending_, pending_.size()));
+        // What is held back is white space, and behind scan_ the beginning of a marker.
+        show_thinking(trimmed(pending_, cut ? scan_ : pending_.size()));
         break;
     case State::opened:
         if (!format_->eager) show_text(pending_.size());
@@ -203,11 +210,25 @@ void BlockSplitter::take_marker(Marker marker) {
     if (marker.kind != Marker::Kind::thinking) return;
     CHECK_BECAUSE(open_ == BlockKind::none, "thinking precedes text");
     state_ = State::thinking;
+    may_repeat_ = true;
     drop(scan_);
     scan_ = 0;
 }
 
+// False: whether the opening comes once more is not known yet.
+bool BlockSplitter::skip_opening() {
+    size_t at = skip_space(0);
+    Match found = at < pending_.size() ? match(format_->thinking_opening, at) : Match::partial;
+    scan_ = at;
+    if (found == Match::partial) return false;
+    may_repeat_ = false;
+    scan_ = 0;
+    if (found == Match::whole) drop(at + format_->thinking_opening.size());
+    return true;
+}
+
 bool BlockSplitter::in_thinking() {
+    if (may_repeat_ && !skip_opening()) return false;
     const std::string& closing = format_->thinking_closing;
     for (size_t at = scan_; at < pending_.size(); at++) {
         Match found = match(closing, at);

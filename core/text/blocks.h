@@ -3,7 +3,10 @@
 //
 // Rules, which the slow twin (split in tests/unit/block_reference.py) states over the whole text:
 //   - White space around markers belongs to the markers; so does all of it between two calls.
-//   - A marker that is not whole yet is held back, as is white space that one may follow.
+//   - A marker that is not whole yet is held back, as is white space that one may follow. An answer
+//     that is cut there does not show it; one that the model ended does.
+//   - A model may repeat the opening of its thinking where the prompt or itself has just written
+//   it.
 //   - A call is a call if its JSON is valid, names a known tool and has an object of arguments.
 //     Else what was read of it is text again, and reading goes on behind that.
 //   - `eager` shows a call once its arguments begin; whoever sets it has constrained the model to
@@ -72,8 +75,8 @@ public:
     void start(const BlockFormat* format);
     // `text`: valid UTF-8. The parts are valid until the next call.
     std::span<const BlockPart> feed(std::string_view text);
-    // The answer ends here, cut or not.
-    std::span<const BlockPart> finish();
+    // The answer ends here. If it was cut, the beginning of a marker at its end is no text.
+    std::span<const BlockPart> finish(bool cut = false);
     // The open block is one of thinking.
     bool thinks() const { return state_ == State::thinking; }
 
@@ -96,6 +99,7 @@ private:
     bool advance();
     bool in_text();
     bool in_thinking();
+    bool skip_opening();
     bool in_opened();
     bool in_header();
     bool in_arguments();
@@ -148,6 +152,7 @@ private:
     Range arguments_;
     bool arguments_whole_ = false;
     bool shown_ = false;
+    bool may_repeat_ = false; // thinking has said nothing yet: its opening may come once more
 
     struct Piece {
         BlockPart::Kind kind;

@@ -80,9 +80,9 @@ StopMatcher::Match StopMatcher::feed(std::string_view text) {
     return {};
 }
 
-size_t StopMatcher::held_bytes() const {
+size_t StopMatcher::held_bytes(int32_t first) const {
     int32_t held = 0;
-    for (int32_t i = 0; i < count_; i++) held = std::max(held, patterns_[i].matched);
+    for (int32_t i = first; i < count_; i++) held = std::max(held, patterns_[i].matched);
     return static_cast<size_t>(held);
 }
 

@@ -40,9 +40,9 @@ public:
     // again.
     Match feed(std::string_view text);
 
-    // Length of the longest end of what was fed that a stop string begins with: it may yet become a
-    // match.
-    size_t held_bytes() const;
+    // Length of the longest end of what was fed that a stop string begins with, of those from
+    // `first` on: it may yet become a match.
+    size_t held_bytes(int32_t first = 0) const;
     std::string_view string(int32_t index) const;
     int32_t count() const { return count_; }
 

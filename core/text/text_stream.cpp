@@ -101,7 +101,7 @@ StopStatus TextStream::start(const TextSettings& settings, const Vocabulary* voc
     chunked_ = settings.chunked;
     reason_ = StopReason::none;
     stop_index_ = -1;
-    admitted_ = block_open_ = end_written_ = false;
+    admitted_ = block_open_ = end_written_ = cut_ = false;
     block_ = BlockKind::none;
     index_ = calls_ = 0;
     written_.clear();
@@ -186,19 +186,29 @@ void TextStream::finish(StopReason reason) {
     CHECK(reason != StopReason::none && reason != StopReason::stop_sequence &&
           reason != StopReason::tool_use);
     if (ended()) return;
+    cut_ = reason == StopReason::max_tokens;
     if (complete(reason) && blocks_ == nullptr) {
         size_t at = text_.size();
         assembler_.flush(text_);
         if (text_.size() > at) block_ = BlockKind::text;
         match_from(at);
+        if (!ended()) drop_turn_end();
     } else if (complete(reason)) {
         fresh_.clear();
         assembler_.flush(fresh_);
         take_parts(splitter_.feed(fresh_));
-        if (!ended()) take_parts(splitter_.finish());
+        if (!ended()) take_parts(splitter_.finish(cut_));
     }
     if (ended()) return;
     reason_ = reason == StopReason::end_turn && calls_ > 0 ? StopReason::tool_use : reason;
+}
+
+// Of an answer that was cut, the beginning of what would have ended the turn is no text.
+void TextStream::drop_turn_end() {
+    if (!cut_) return;
+    size_t held = std::min(matcher_.held_bytes(client_stops_), text_.size());
+    text_.resize(text_.size() - held);
+    if (text_.empty() && !block_open_) block_ = BlockKind::none;
 }
 
 // ---- blocks
@@ -277,6 +287,7 @@ void TextStream::write_content(size_t bytes) {
 
 // The block has all its content; a beginning of a stop string at its end is none.
 void TextStream::close_block() {
+    if (block_ == BlockKind::text) drop_turn_end();
     write_content(text_.size());
     if (block_open_) {
         std::string signature;

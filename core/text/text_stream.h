@@ -120,6 +120,7 @@ private:
     void take_parts(std::span<const BlockPart> parts);
     void take_part(const BlockPart& part);
     void match_from(size_t at);
+    void drop_turn_end();
     void open_block(BlockKind kind, std::string_view name = {});
     void write_content(size_t bytes);
     void close_block();
@@ -147,6 +148,7 @@ private:
     bool chunked_ = false;
     bool admitted_ = false;
     bool end_written_ = false;
+    bool cut_ = false;                  // by the limit of tokens
     bool block_open_ = false;           // the start of block_ was written
     BlockKind block_ = BlockKind::none; // what text_ belongs to
     Utf8Assembler assembler_;

@@ -243,8 +243,10 @@ class Call(Json):
 
 
 class Splitter:
-    def __init__(self, text: str, form: Format, ended: bool) -> None:
+    def __init__(self, text: str, form: Format, ended: bool, cut: bool) -> None:
         self.text, self.form, self.ended = text, form, ended
+        self.holds = cut or not ended
+        """The beginning of a marker at the end is not shown."""
         self.blocks: list[Block] = []
         self.at = 0
         """Everything before it is decided."""
@@ -253,7 +255,7 @@ class Splitter:
 
     def partial(self, marker: str, at: int) -> bool:
         """The text ends within a marker that begins at `at`."""
-        return not self.ended and marker.startswith(self.text[at:])
+        return self.holds and marker.startswith(self.text[at:])
 
     def last(self, kind: str) -> Block | None:
         block = self.blocks[-1] if self.blocks else None
@@ -309,7 +311,7 @@ class Splitter:
             found = self.find(look)
             if isinstance(found, int):
                 self.show_until(found)
-                if self.ended:
+                if self.ended and found == len(self.text):
                     self.add_text(self.text[self.at :])
                 break
             place, kind, marker = found
@@ -328,6 +330,14 @@ class Splitter:
 
     def thinking(self) -> None:
         text, closing = self.text, self.form.thinking_closing
+        at = self.at
+        while at < len(text) and text[at] in WHITE:
+            at += 1
+        if self.partial(self.form.thinking_opening, at):
+            self.at = len(text)
+            return
+        if text.startswith(self.form.thinking_opening, at):
+            self.at = at + len(self.form.thinking_opening)
         end = text.find(closing, self.at)
         until = end if end >= 0 else len(text)
         if end < 0:
@@ -469,9 +479,10 @@ class Splitter:
         self.at = len(self.text)
 
 
-def split(text: str, form: Format, ended: bool = True) -> list[Block]:
-    """The blocks of an answer; ended false: what of them may be shown while more may come."""
-    return Splitter(text, form, ended).run()
+def split(text: str, form: Format, ended: bool = True, cut: bool = False) -> list[Block]:
+    """The blocks of an answer; ended false: what of them may be shown while more may come. cut: by
+    the limit of tokens."""
+    return Splitter(text, form, ended, cut).run()
 
 
 # ---- pieces -------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_any_cutting_gives_the_blocks_of_the_twin(
     case: tuple[Format, list[bytes], list[int]],
 ) -> None:
     form, tokens, polls = case
-    wanted = split(b"".join(tokens).decode(), form)
+    wanted = split(b"".join(tokens).decode(), form, cut=True)
     for mode in ("blocks", "text"):
         assert folded(form, tokens, polls, mode, ring.BUDGET).blocks == wanted
     for block in wanted:
@@ -185,7 +185,7 @@ def test_frames_fold_to_the_same_message(
     stream = Stream(tokens, blocks=form.native())
     event = run(stream, len(tokens), polls, end)
     message = check_stream(stream.data.replace(b'"id":"m\\"1"', b'"id":"msg_1"')).message
-    wanted = split(b"".join(tokens).decode(), form)
+    wanted = split(b"".join(tokens).decode(), form, cut=end == ring.BUDGET)
     assert sse_blocks(message["content"]) == twin_blocks(wanted)
     calls = [block for block in message["content"] if block["type"] == "tool_use"]
     assert [call["id"] for call in calls] == [f"toolu_m1{i:02}" for i in range(len(calls))]
@@ -237,7 +237,7 @@ def stopped(
         for ended in (False, True)[: 1 + last]:
             data = b"".join(tokens[:count])
             text = text_reference.decode(data) if ended else text_reference.decode_so_far(data)
-            blocks = split(text, form, ended=ended)
+            blocks = split(text, form, ended=ended, cut=ended)
             for i, block in enumerate(blocks):
                 found = text_reference.find_stop(block.text.encode(), encoded)
                 if block.kind != "text" or found is None:
@@ -246,7 +246,7 @@ def stopped(
                 shown = block.text.encode()[: end - len(encoded[index])].decode()
                 kept = [*blocks[:i], *([Block("text", shown, ended=True)] if shown else [])]
                 return kept, stops[index], count
-    return split(b"".join(tokens).decode(), form), None, len(tokens)
+    return split(b"".join(tokens).decode(), form, cut=True), None, len(tokens)
 
 
 # ---- one by one ---------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def blocks_of(text: str, form: Format = HERMES) -> list[tuple[str, ...]]:
     tokens = [bytes([byte]) for byte in text.encode()]
     one = folded(form, tokens, [], "blocks", ring.BUDGET).blocks
     assert one == folded(form, tokens, list(range(len(tokens))), "blocks", ring.BUDGET).blocks
-    assert one == split(text, form)
+    assert one == split(text, form, cut=True)
     return [(b.kind, b.name, b.text) if b.name else (b.kind, b.text) for b in one]
 
 
@@ -318,7 +318,7 @@ def test_no_cut_shows_invalid_json(name: str, eager: bool) -> None:
     whole = json.loads(arguments)
     for end in range(len(text) + 1):
         form = of_family(family, eager=eager)
-        blocks = split(text[:end], form)
+        blocks = split(text[:end], form, cut=True)
         tokens = [text[:end].encode()]
         assert folded(form, tokens, [], "blocks", ring.BUDGET).blocks == blocks
         shown = [json.loads(b.text) for b in blocks if b.kind == "tool_use"]
@@ -331,7 +331,53 @@ def test_no_cut_shows_invalid_json(name: str, eager: bool) -> None:
             assert shown[0].get("n", []) in ([], [-1500.0], [-1500.0, {}], whole["n"])
         if not shown and text[:end].strip():
             is_call = text[0] == "{" or any(text[:end].startswith(o) for o in form.openings)
-            assert [b.text for b in blocks] == ([] if eager and is_call else [text[:end]])
+            is_piece = any(o.startswith(text[:end]) and o != text[:end] for o in form.openings)
+            hides = is_piece or (eager and is_call)
+            assert [b.text for b in blocks] == ([] if hides else [text[:end]])
+
+
+PIECES = [
+    *(("", text) for text in ("<", "<tool_", "<tool_call>\n{", "hm\n<tool_cal", "a <", "<thi")),
+    *(("", text) for text in ("<think>x</thi", "<think><th", "<think>x</think>\n<tool_c")),
+    *(("text", text) for text in ("<", "a\n<tool_", "<tool_call>\n{")),
+    *(("thinking", text) for text in ("<", "x\n</", "<thi", "x</think>\n\n<tool_ca")),
+]
+
+
+@pytest.mark.parametrize(("begins_in", "text"), PIECES)
+def test_f41_no_piece_of_a_marker_is_shown_where_an_answer_is_cut(
+    begins_in: str, text: str
+) -> None:
+    form = replace(HERMES, eager=True, begins_in=begins_in)
+    for tokens in ([text.encode()], [bytes([byte]) for byte in text.encode()]):
+        for mode in ("blocks", "text"):
+            blocks = folded(form, tokens, [1], mode, ring.BUDGET).blocks
+            assert not any("<" in block.text for block in blocks), blocks
+    ended = folded(form, [text.encode()], [1], "blocks", ring.STOP_TOKEN).blocks
+    if text == "a <":
+        assert [block.text for block in ended] == [text], "the model has said so"
+
+
+@pytest.mark.parametrize("cut", ["\n", "\n\n", "\n\nuse", "\n\nuser"])
+def test_f41_no_piece_of_an_end_of_turn_is_shown_where_an_answer_is_cut(cut: str) -> None:
+    for blocks in (None, replace(HERMES, eager=True).native()):
+        for mode in ("blocks", "text", "sse"):
+            tokens = [b"yes", cut.encode()]
+            stream = Stream(tokens, form=mode, blocks=blocks, turn_ends=("\n\nuser:",))
+            event = run(stream, 2, [1], ring.BUDGET)
+            shown = event.text or "".join(t for k, t, _ in stream.pieces if k == "text")
+            shown = shown or stream.data.decode()
+            assert "yes" in shown and "use" not in shown.partition("yes")[2].partition('"usage"')[0]
+            assert "\\n" not in shown.partition("yes")[2] and not shown.endswith("\n\n\n")
+
+
+def test_f42_a_repeated_opening_is_no_thinking() -> None:
+    begun = replace(HERMES, begins_in="thinking")
+    wanted = [("thinking", "dup"), ("text", "c")]
+    for text in ("<think>dup</think>c", " \n<think>\ndup</think>c", "dup</think>c"):
+        assert blocks_of(text, begun) == wanted
+        assert blocks_of("<think>" + text, HERMES) == wanted
+    assert blocks_of("a <think>b", begun) == [("thinking", "a <think>b")]
 
 
 def test_a_call_that_the_model_was_not_held_to_breaks_off() -> None:
