@@ -23,12 +23,14 @@ from sublimate.edge import limits
 from sublimate.edge.observe.stories import UNTIL_ENDED, Stories
 from sublimate.edge.observe.timing import STAGES
 from sublimate.keys import KeyLimits, add_key
+from sublimate.policy import decision
 from test_errors import check_error
 from test_grpc_calls import CREATE, begun, request
 
 PAGE_TOKENS = _core.LIMITS["PAGE_TOKENS"]
 LONG = "count " * 60
 SLOW_STEP_US = 2000
+BLOCK = _core.POLICY["attention_block_tokens"]
 
 
 def settings(**chosen: Any) -> EdgeSettings:
@@ -426,3 +428,46 @@ def test_what_an_answer_is_held_to_has_its_own_moment(shared: Served) -> None:
     (line,) = [line for line in told["lines"] if "constraint compiled" in line["text"]]
     inside = {stage["name"]: stage for stage in told["stages"]}["publish"]
     assert inside["begin_ns"] <= line["ns"] <= inside["end_ns"]
+
+
+# ---- the decision about a long prompt ------------------------------------------------------------
+def test_f53_one_decision_is_made_of_all_inputs_and_told() -> None:
+    system = "The rules of the house are long. " * 160
+    paragraphs = [
+        f"Paragraph {number} says one thing and then another. " * 3 for number in range(110)
+    ]
+    messages = [
+        {"role": "user", "content": "a " * 1000},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "\n\n".join(paragraphs)},
+    ]
+    with serve(context_tokens=32_768, pages=1200) as served:
+        reply = served.message(messages=messages, system=system, max_tokens=4)
+        assert reply.status_code == 200, reply.text
+        told = story(served, reply.headers["request-id"])
+        small = story(served, served.message(max_tokens=4).headers["request-id"])
+        asked = {"messages": messages, "system": system}
+        ids = served.client.post("/tokenize", json=asked).json()["tokens"]
+        by_messages, by_paragraphs = served.server.model.borders.find(ids)
+    borders = [decision.Border(place, "message") for place in by_messages]
+    borders += [decision.Border(place, "paragraph") for place in by_paragraphs]
+    wanted = decision.decide(
+        decision.Request(
+            prompt_tokens=len(ids),
+            output_tokens_max=4,
+            system_characters=len(system),
+            borders=tuple(borders),
+            profile=told["request"]["profile"],
+            streamed=False,
+        ),
+        decision.Hardware(role="engine"),
+    )
+    assert len(by_messages) == 4 and len(by_paragraphs) == 109
+    assert wanted.split == "semantic" and len(wanted.shard_ends) > 2
+    assert told["shard"] == msgspec.json.decode(msgspec.json.encode(wanted))
+    assert set(wanted.shard_ends[:-1]) <= {
+        place // BLOCK * BLOCK for place in (*by_messages, *by_paragraphs)
+    }
+    ends = ", ".join(f"{end:,}" for end in wanted.shard_ends)
+    assert f"split semantic, shards end at {ends}" in texts(told)
+    assert small["shard"]["split"] == "none"

@@ -89,9 +89,24 @@ def streamed(served: Served, **more: Any) -> httpx.Response:
     return served.message("say hello", stream=True, **more)
 
 
+def check_fallback_story(told: dict[str, Any], decided: str) -> None:
+    """decided: about a request whose prompt was there; empty: it was not prepared."""
+    *_, last = told["stages"]
+    assert last["name"] == FALLBACK and last["ms"] > 0
+    names = [stage["name"] for stage in told["stages"]]
+    assert "admit" not in names and "handle" not in names
+    total = sum(stage["end_ns"] - stage["begin_ns"] for stage in told["stages"])
+    assert total == told["ended_ns"] - told["began_ns"]
+    lines = [line["text"] for line in told["lines"]]
+    assert any(line.startswith("fallback: another server has answered it") for line in lines)
+    if decided:
+        assert any("shard decision: " in line and decided in line for line in lines)
+        assert told["answer"]["prompt_tokens"] > 0
+
+
 # ---- an engine that is down ----------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["messages", "chat"])
-def test_an_engine_that_is_down_is_stood_in_for(kind: str, request: Any) -> None:
+def test_f54_an_engine_that_is_down_is_stood_in_for(kind: str, request: Any) -> None:
     served: Served = request.getfixturevalue(kind)
     before = counted(served, "layer_fallback_total", 'reason="engine_unavailable"', 'to="server"')
     assert text_of(served.message()) == "Hello there!"
@@ -111,6 +126,8 @@ def test_an_engine_that_is_down_is_stood_in_for(kind: str, request: Any) -> None
         assert events[-2].data["delta"]["stop_reason"] == "end_turn"
         assert events[-2].data["usage"]["output_tokens"] > len(texts), "several come at once"
         assert events[-1].type == "message_stop"
+        told = served.client.get(f"/v1/debug/requests/{whole.headers['request-id']}").json()
+        check_fallback_story(told, "")
     after = counted(served, "layer_fallback_total", 'reason="engine_unavailable"', 'to="server"')
     assert after == before + 2
     assert text_of(served.message()) == "Hello there!", "it is back"
@@ -297,6 +314,8 @@ def test_what_would_fill_the_memory_past_its_threshold_goes_to_the_other(other: 
             wait_until(lambda: own.region.stats()["pages_reserved"] > 0)
             large = own.message("say hello", max_tokens=tokens // 2)
             assert large.headers["x-compute-path"] == FALLBACK
+            told = own.client.get(f"/v1/debug/requests/{large.headers['request-id']}").json()
+            check_fallback_story(told, "server (oom)")
             small = own.message("say hello", max_tokens=16)
             assert text_of(small) == "Hello there!"
         assert counted(own, "layer_fallback_total", 'reason="oom"', 'to="server"') == 1

@@ -36,12 +36,10 @@ from ..guard.chat_form import (
 from ..guard.circuit import CIRCUIT_STATES, Circuit
 from ..guard.message_form import OddFormError, fitted_message
 from ..guard.upstream import CHAT, MESSAGES, Reply, Upstream, UpstreamError
-from ..policy.decision import Hardware, Request, decide
 from .messages.framed import FRAMES_SHAPE, Framer, data_of
 
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
-    from ..edge.engine import EngineLink
     from ..edge.stream import Answer
 
 LOG = logging.getLogger("sublimate.guard")
@@ -89,19 +87,13 @@ class Fallback:
         if not self.engine_circuit.would_let(now) and self._may_go(exchange, now):
             raise ApiError("engine_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
 
-    def weigh(
-        self, exchange: Exchange, engine: EngineLink, prompt_tokens: int, output_tokens_max: int
-    ) -> None:
+    def is_open(self, exchange: Exchange) -> bool:
+        return self._may_go(exchange, time.monotonic())
+
+    def weigh(self, exchange: Exchange) -> None:
         self.check(exchange)  # another one may have begun to try it since
-        headroom = engine.headroom(engine.stats())
-        decision = decide(
-            Request(prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max),
-            Hardware(role="engine"),
-            msgspec.structs.replace(
-                headroom, has_fallback_server=self._may_go(exchange, time.monotonic())
-            ),
-        )
-        if decision.target == "server":
+        decision = exchange.decision
+        if decision is not None and decision.target == "server":
             error = ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
             error.shed_reason = decision.reason
             raise error
@@ -146,6 +138,7 @@ class Fallback:
         if not self.circuit.let(now):
             return False
         is_probe = self.circuit.state == "half_open"
+        exchange.fallback_ns = time.monotonic_ns()
         self._server.metrics.fallbacks[reason, "server"] += 1
         self._open.add(self._server.spawn(exchange, self._answer(exchange, error, is_probe)))
         return True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
+from ..policy.decision import Decision
 from .coding import accepts_gzip, compress, pays
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
 from .quota import NOBODY, GiveWay, Lease
@@ -117,8 +118,10 @@ class Exchange:
         "batch",
         "body_bytes",
         "chunked",
+        "decision",
         "error_code",
         "error_shape",
+        "fallback_ns",
         "give_way",
         "handler",
         "is_carrier",
@@ -191,6 +194,10 @@ class Exchange:
         """Its client has said that it wants no answer; one whose connection is lost has not."""
         self.timing: Timing | None = None
         """Of an answer that the engine makes, from when its body was there."""
+        self.decision: Decision | None = None
+        """What the policy says of it, once its prompt is there."""
+        self.fallback_ns = 0
+        """When it was given to the fallback, on the monotonic clock; 0: it was not."""
         self.on_gone: Callable[[], None] | None = None
         """Called once when the client has gone before the answer was complete."""
 

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .._core import BlockFormat
+from .._core import POLICY, BlockFormat
 from ..config import PROFILES, EdgeSettings, Profile
 from ..model.template import Rendered, TemplateLimitError
 from ..model.tokenizer import Tokenizer
 from ..model.turns import is_continued
+from ..policy.decision import Border, Decision, Hardware, decide
+from ..policy.decision import Request as PolicyRequest
 from . import limits
 from .blocks import block_format
 from .constraints import constrained, relaxed_header, wanted_of
@@ -120,8 +122,9 @@ def _enter(
     tokens = len(prompt.ids)
     tenant = server.access.tenant(exchange.tenant_key)
     engine = served.engines.choose(prompt.ids, tenant, server.settings.queue_max, served.adapter)
+    exchange.decision = _decided(server, served, engine, exchange, prompt)
     if server.relief is not None:
-        server.relief.weigh(exchange, engine, tokens, _room(engine, prompt))
+        server.relief.weigh(exchange)
     if exchange.lease is None:
         server.admit(exchange, tokens)
     target = server.settings.first_token_target
@@ -129,6 +132,31 @@ def _enter(
         tenant, tokens, exchange.body_bytes, target, lambda: exchange.gone
     )
     return engine, turn
+
+
+def _decided(
+    server: EdgeServer, served: Served, engine: EngineLink, exchange: Exchange, prompt: Prompt
+) -> Decision:
+    """What the policy says of a request, from all that is known of it and of its engine."""
+    generation, turns = prompt.generation, prompt.generation.turns
+    messages, paragraphs = list[int](), list[int]()
+    if len(prompt.ids) > SHARD_TOKENS:
+        messages, paragraphs = served.text.borders.find(prompt.ids)
+    asked = PolicyRequest(
+        prompt_tokens=len(prompt.ids),
+        output_tokens_max=max(0, _room(engine, prompt)),
+        system_characters=len(turns[0].text) if turns and turns[0].role == "system" else 0,
+        borders=(
+            *(Border(place, "message") for place in messages),
+            *(Border(place, "paragraph") for place in paragraphs),
+        ),
+        profile=generation.profile,
+        streamed=generation.stream,
+    )
+    headroom = engine.headroom(engine.stats())
+    if server.relief is not None and server.relief.is_open(exchange):
+        headroom = msgspec.structs.replace(headroom, has_fallback_server=True)
+    return decide(asked, Hardware(role="engine"), headroom)
 
 
 def _room(engine: EngineLink, prompt: Prompt) -> int:
@@ -260,6 +288,7 @@ def engine_headers(engine: EngineLink) -> list[Header]:
 
 
 PROFILE_HEADER = b"x-execution-profile"
+SHARD_TOKENS = POLICY["max_tokens_per_shard"]
 
 
 def choose_profile(

@@ -78,7 +78,7 @@ LINGER_BYTES_MAX = 64 * MIB
 Dropped bytes cost a read each and no memory."""
 SEND_STALL_SECONDS = 60.0
 """From when on answers wait in our memory: their client takes them within this or is cut off."""
-PROBE_SECONDS = 1.0
+PROBE_SECONDS = 0.25
 """After a client has closed its sending side, and from then on so often: a byte is sent that means
 nothing, to learn whether it still reads. Most answers are complete before the first."""
 PROBE_LOOKS = 4

@@ -12,7 +12,6 @@ from .exchange import Exchange
 
 if TYPE_CHECKING:
     from .app import EdgeServer
-    from .engine import EngineLink
     from .stream import Answer
 
 REASONS = {
@@ -33,11 +32,13 @@ class Relief(Protocol):
         another request is trying it."""
         ...
 
-    def weigh(
-        self, exchange: Exchange, engine: EngineLink, prompt_tokens: int, output_tokens_max: int
-    ) -> None:
-        """Before it is handed over. Raises ApiError (529) where the engine's memory is so full that
-        the request belongs elsewhere."""
+    def is_open(self, exchange: Exchange) -> bool:
+        """Whether it would answer this request."""
+        ...
+
+    def weigh(self, exchange: Exchange) -> None:
+        """Before it is handed over. Raises ApiError (529) where the decision about the request is
+        that another server answers it."""
         ...
 
     def takes(self, exchange: Exchange, error: ApiError) -> bool:

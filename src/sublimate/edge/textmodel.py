@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .. import _core
 from ..grammar.compiler import Grammars
+from ..model.borders import BorderFinder
 from ..model.conversation import ConversationTokenizer
 from ..model.source import metadata_of, name_of, weight_bytes
 from ..model.template import ChatTemplate, template_from_metadata
@@ -43,6 +45,11 @@ class TextModel:
         self.conversations = ConversationTokenizer(tokenizer)
         self.vocabulary = _core.Vocabulary(tokenizer.token_bytes)
         self.grammars = Grammars(tokenizer, template.tool_format, template.thinking_format)
+
+    @cached_property
+    def borders(self) -> BorderFinder:
+        """Made for the first prompt that may be cut."""
+        return BorderFinder(self.tokenizer.token_bytes, self.tokenizer.stop_tokens)
 
     def warm_up(self) -> None:
         """So that no request waits for what nothing but some requests needs."""

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from ..._core import LIMITS, POLICY
-from ...policy.decision import Decision, Hardware, Request, decide
-from .stories import UNPREPARED, UNTIL_ENDED, Story
+from ...policy.decision import Decision
+from .stories import FALLBACK, UNPREPARED, UNTIL_ENDED, Story
 from .timing import NS_PER_MS
 from .trace import RECORD_BYTES
 
@@ -226,6 +226,7 @@ def _loop_lines(events: list[dict[str, Any]]) -> Iterator[Line]:
 
 
 # ---- the edge's side -----------------------------------------------------------------------------
+LAST_STAGES = (UNTIL_ENDED, UNPREPARED, FALLBACK)
 STAGE_TEXTS = {
     "read": "head parsed, body there, its turn come",
     "parse": "decoded, checked and normalised",
@@ -240,6 +241,7 @@ STAGE_TEXTS = {
     "write": "handed to the connection",
     UNTIL_ENDED: "counted and logged",
     UNPREPARED: "answered",
+    FALLBACK: "another server has answered it",
 }
 
 
@@ -249,7 +251,7 @@ def _edge_lines(story: Story, now_ns: int) -> Iterator[Line]:
     stages = story.stages(now_ns)
     for at, (name, begin, end) in enumerate(stages):
         is_last = at == len(stages) - 1
-        if is_last and name not in (UNTIL_ENDED, UNPREPARED):
+        if is_last and name not in LAST_STAGES:
             break  # it did not get beyond this one
         text = STAGE_TEXTS[name].format(
             prompt_tokens=story.prompt_tokens, slot=story.slot, generation=story.generation
@@ -260,15 +262,15 @@ def _edge_lines(story: Story, now_ns: int) -> Iterator[Line]:
         if name == "admit" and not story.records:
             text += f": {_admission_text(story)}"
         yield Line(end, "edge", f"{name}: {text} ({_ms(end - begin)})")
-        if name == "tokenise" and story.prompt_tokens:
-            yield Line(end, "edge", f"shard decision: {_shards_text(story)}")
+        if name == "tokenise" and story.decision is not None:
+            yield Line(end, "edge", f"shard decision: {_decision_text(story, story.decision)}")
     if story.timing is not None and story.timing.first_sent_ns:
         yield Line(story.timing.first_sent_ns, "edge", "first bytes of the text written")
     if story.admission_seen_ns and not story.stream:
         yield Line(story.admission_seen_ns, "edge", "admission seen")
     if story.ended_ns:
         name, begin, end = stages[-1]
-        where = "" if name in (UNTIL_ENDED, UNPREPARED) else f", {_ms(end - begin)} into {name}"
+        where = "" if name in LAST_STAGES else f", {_ms(end - begin)} into {name}"
         status = f"status {story.status}" if story.status else "no answer"
         why = f", {story.end}" if story.end else ""
         whole = _ms(story.ended_ns - story.began_ns)
@@ -276,23 +278,15 @@ def _edge_lines(story: Story, now_ns: int) -> Iterator[Line]:
         yield Line(end, "edge", f"end: {status}{why}{where}{tokens}; {whole} in all")
 
 
-def _shards(story: Story) -> Decision:
-    """What the policy says of a request of this size, memory being there."""
-    asked = Request(
-        prompt_tokens=story.prompt_tokens,
-        output_tokens_max=story.token_budget,
-        streamed=story.stream,
-    )
-    return decide(asked, Hardware(role="engine"))
-
-
-def _shards_text(story: Story) -> str:
-    decision = _shards(story)
+def _decision_text(story: Story, decision: Decision) -> str:
     count = len(decision.shard_ends)
-    text = f"{_count(count, 'shard')} for {_count(story.prompt_tokens, 'token')}"
+    text = f"{_count(count, 'shard')} for {_count(decision.prompt_tokens, 'token')}"
     text += f" (up to {SHARD_TOKENS:,} in one), {decision.target}"
+    if decision.reason:
+        text += f" ({decision.reason})"
     if count > 1:
-        text += f"; split {decision.split}, and this loop reads them one after the other"
+        ends = ", ".join(f"{end:,}" for end in decision.shard_ends)
+        text += f"; split {decision.split}, shards end at {ends}; the loop reads them in order"
     return text
 
 
@@ -370,7 +364,7 @@ def view(story: Story, now_ns: int, *, with_events: bool = True) -> dict[str, An
         "end_to_end_ms": _round_ms((story.ended_ns or now_ns) - story.began_ns),
         "stages": stages,
         "admission": _admission(story),
-        "shard": _shards(story) if story.prompt_tokens else None,
+        "shard": story.decision,
         "lines": lines,
         "missed_records": story.missed,
         "left_out_records": story.left_out,

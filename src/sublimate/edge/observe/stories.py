@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from ..._core import LIMITS
+from ...policy.decision import Decision
 from .. import limits
 from ..quota import NOBODY
 from .timing import NS_PER_SECOND, STAGES, Timing
@@ -33,6 +34,8 @@ UNTIL_ENDED = "settle"
 """The last stage: what was written is counted and logged."""
 READ_ROUNDS_MAX = 1 + LIMITS["TRACE_RECORDS"] // READ_MAX
 """Reads in a row: a ring that is written faster than that is an engine that broke."""
+FALLBACK = "fallback"
+"""The stage in which another server answers."""
 UNPREPARED = "handle"
 """The only stage of a request that asks the engine for nothing."""
 Stages = list[tuple[str, int, int]]
@@ -69,6 +72,10 @@ class Story(msgspec.Struct, kw_only=True, eq=False):
     slot: int = -1
     """-1: it was never submitted."""
     generation: int = 0
+    decision: Decision | None = None
+    """Of the policy, once the prompt was there."""
+    fallback_ns: int = 0
+    """When it was given to the fallback."""
     engine: EngineTrace | None = None
     """Whose loop it was given to."""
     answer: Answer | None = None
@@ -99,6 +106,11 @@ class Story(msgspec.Struct, kw_only=True, eq=False):
         ends = self.timing.ends_ns() if self.timing is not None else []
         begins = [self.began_ns, *ends]
         names = (*STAGES, UNTIL_ENDED) if ends else (UNPREPARED,)
+        if self.fallback_ns:
+            # What the fallback does takes the place of the stages that it was not handed over for.
+            ends = [*(end for end in ends if end < self.fallback_ns), self.fallback_ns]
+            begins = [self.began_ns, *ends]
+            names = (*names[: len(ends)], FALLBACK)
         return [
             (name, begin, end)
             for name, begin, end in zip(names, begins, [*ends, end_ns], strict=False)
@@ -165,6 +177,7 @@ class Stories:
         story.constrained = submission.constraint is not None
         story.prompt_tokens = answer.prompt_tokens
         story.token_budget = submission.token_budget
+        story.decision = answer.exchange.decision
         story.slot, story.generation = ticket.slot, ticket.generation
         story.engine = engine
         self._stories[story.request_id] = story
@@ -181,6 +194,9 @@ class Stories:
             return
         story.refresh()
         story.answer = None
+        story.decision, story.fallback_ns = exchange.decision, exchange.fallback_ns
+        if not story.prompt_tokens and story.decision is not None:
+            story.prompt_tokens = story.decision.prompt_tokens
         story.ended_ns = time.monotonic_ns()
         story.status = exchange.status
         story.end = end or exchange.error_code
