@@ -374,6 +374,30 @@ def test_a_new_server_goes_on_where_the_old_one_stopped(tmp_path: Path) -> None:
         assert len(set(ids)) == 10
 
 
+def test_results_that_wait_for_the_disk_are_kept_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next server finds them: nothing is computed twice."""
+    settings = EdgeSettings(data_dir=str(tmp_path))
+
+    def busy(*given: Any) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    with serve(settings=settings) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "RETRY_SECONDS", 60.0)
+            patch.setattr(BatchStore, "finish", busy)
+            made = served.client.post(PATH, json=requests(*["say hello"] * 3)).json()["id"]
+            wait_until(lambda: served.region.stats()["finished"] == 3 and served.idle())
+            batches = served.call(lambda: served.server.part(runner.Batches))
+            wait_until(lambda: served.call(lambda: len(batches._done) == 3))
+        assert served.client.get(f"{PATH}/{made}").json()["request_counts"]["processing"] == 3
+    with serve(settings=settings) as served:
+        assert ended(served, made)["request_counts"]["succeeded"] == 3
+        assert {result["type"] for result in lines(served, made).values()} == {"succeeded"}
+        assert served.stats()["accepted"] == 0
+
+
 def test_two_servers_share_no_folder(tmp_path: Path) -> None:
     settings = EdgeSettings(data_dir=str(tmp_path))
     with serve(settings=settings) as first, serve(settings=settings) as second:

@@ -1,8 +1,10 @@
 """A POST with an idempotency key is run once: repeats get its answer, whole or as a stream."""
 
 import gc
+import string
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,11 +13,16 @@ import pytest
 
 from grammar import check_stream
 from harness import Served, body, exchange_bytes, http_post, serve, wait_until
+from sublimate.api.routes import SHAPES
+from sublimate.config import EdgeSettings
 from sublimate.edge import limits
 from sublimate.edge.coding import FRAMES_TYPE
+from sublimate.edge.errors import TABLE as ERRORS
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Exchange, Request
 from sublimate.edge.idempotency import Outcomes
+from sublimate.edge.routes import Routes
+from sublimate.keys import KeyLimits, add_key
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 from sublimate.wire.frames import FrameDecoder, event_json, message_json
 from test_errors import check_error
@@ -211,6 +218,59 @@ def test_what_would_succeed_at_another_try_is_not_kept(
         patch.setattr(slow.server, "engine_or_refuse", refuse)
         assert ask(slow, "later").status_code == 529
     assert ask(slow, "later").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=("whole", "stream"))
+def test_a_key_belongs_to_its_tenant(tmp_path: Path, stream: bool) -> None:
+    """Named keys, keys of the settings, and whatever they ask for: nobody reads another's answer,
+    learns that there is one, or keeps another from theirs."""
+    path = tmp_path / "keys.toml"
+    keys = [add_key(path, name, KeyLimits()) for name in ("alice", "bob")] + ["plain", "other"]
+    settings = EdgeSettings(keys_file=str(path), api_keys=("plain", "other"))
+
+    def ask_as(key: str, content: str) -> Any:
+        headers = {FIELD: "the same", "x-api-key": key}
+        asked = body(content, stream=stream)
+        return served.client.post("/v1/messages", json=asked, headers=headers)
+
+    with serve(settings=settings) as served:
+        told = [ask_as(key, "say hello") for key in keys]
+        assert [one.status_code for one in told] == [200] * len(keys)
+        assert not any("idempotency-replayed" in one.headers for one in told)
+        assert len({one.headers["request-id"] for one in told}) == len(keys)
+        assert accepted(served) == len(keys)
+        for key, first in zip(keys, told, strict=True):
+            again = ask_as(key, "say hello")
+            assert again.content == first.content and FIELD not in again.headers
+            assert again.headers["idempotency-replayed"] == "true"
+            check_error(ask_as(key, "say stop"), 422, "This idempotency-key was used for another")
+        assert accepted(served) == len(keys)
+
+
+KEPT_STATUSES = (400, 404, 405, 413, 422)
+"""Of errors that another try would meet as well."""
+
+
+def test_of_every_row_of_the_table_only_what_lasts_is_kept() -> None:
+    calls: dict[str, int] = {}
+
+    def raise_once(server: Any, exchange: Exchange) -> None:
+        code = exchange.request.segments()[-1]
+        calls[code] = calls.get(code, 0) + 1
+        if calls[code] == 1:
+            names = [name for _, name, _, _ in string.Formatter().parse(ERRORS[code].text) if name]
+            raise ApiError(code, **dict.fromkeys(names, 7))
+        exchange.send_json(200, b"{}")
+
+    with serve(routes=Routes({"/v1/messages/{code}": {"POST": raise_once}}, SHAPES)) as served:
+        for code, kind in ERRORS.items():
+            replies = [
+                served.client.post(f"/v1/messages/{code}", headers={FIELD: code}) for _ in range(2)
+            ]
+            assert replies[0].status_code == kind.status
+            is_kept = kind.status in KEPT_STATUSES
+            assert replies[1].status_code == (kind.status if is_kept else 200), code
+            assert calls[code] == (1 if is_kept else 2), code
 
 
 def test_bytes_number_and_age_are_bounded(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
 """Named keys over the wire: limits, headers, tenants, and a reload that nobody notices."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import Served, body, serve, wait_until
+from harness import Served, body, http_post, serve, wait_until
 from sublimate.config import EdgeSettings
+from sublimate.edge.errors import ApiError
 from sublimate.keys import KeyLimits, add_key, remove_key
 from test_errors import check_error
 
@@ -63,6 +65,85 @@ def test_a_request_that_is_refused_otherwise_costs_nothing(limited: tuple[Served
         assert ask(served, key, temperature=9).status_code == 400
     reply = ask(served, key)
     assert reply.headers["anthropic-ratelimit-requests-remaining"] == "1"
+
+
+def fail_with(error: Exception) -> Callable[..., Any]:
+    def fail(*given: Any, **named: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def wait_and_fail(*given: Any) -> Any:
+    """A turn that never comes."""
+
+    async def later() -> None:
+        raise ApiError("overloaded").after(1)
+
+    return later()
+
+
+LINK = "sublimate.edge.engine.EngineLink"
+TURN = "sublimate.edge.reservations.Reservations.turn"
+FAILURES = {
+    "refused at its turn": (TURN, fail_with(ApiError("overloaded").after(1)), 529),
+    "refused while it waits": (TURN, wait_and_fail, 529),
+    "refused at the submission": (f"{LINK}.submit", fail_with(ApiError("overloaded")), 529),
+    "a bug before the submission": ("sublimate.edge.generate._blocks", fail_with(KeyError()), 500),
+    "a bug in the submission": (f"{LINK}._submit", fail_with(ZeroDivisionError()), 500),
+    "the engine breaks": (f"{LINK}._submit", fail_with(ApiError("engine_unavailable")), 503),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=("whole", "stream"))
+@pytest.mark.parametrize(("place", "failure", "status"), FAILURES.values(), ids=list(FAILURES))
+def test_what_was_never_computed_costs_nothing(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    failure: Any,
+    status: int,
+    stream: bool,
+) -> None:
+    """Neither of the limits a minute, nor the place of a request that runs."""
+    limits = KeyLimits(requests_per_minute=2, tokens_per_minute=2000, concurrency=1)
+    key = add_key(path, "alice", limits)
+    with serve(settings=settings(path)) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, failure)
+            for _ in range(4):
+                check_error(ask(served, key, stream=stream), status)
+        reply = ask(served, key, stream=stream)
+        assert reply.status_code == 200
+        assert reply.headers["anthropic-ratelimit-requests-remaining"] == "1"
+        assert int(reply.headers["anthropic-ratelimit-tokens-remaining"]) > 1700
+
+
+def test_a_client_that_leaves_while_it_waits_for_its_turn_is_not_charged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[tuple[asyncio.Future[None], Callable[[], bool]]] = []
+
+    def wait(reservations: Any, *given: Any) -> Any:
+        turns.append((reservations._loop.create_future(), given[-1]))
+        return turns[-1][0]
+
+    key = add_key(path, "alice", KeyLimits(requests_per_minute=2, concurrency=1))
+    with serve(settings=settings(path)) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(TURN, wait)
+            for number in range(4):
+                with served.connect() as sock:
+                    sock.sendall(http_post(body(), x_api_key=key))
+                    wait_until(lambda count=number + 1: len(turns) == count)
+                turn, is_gone = turns[-1]
+                wait_until(lambda gone=is_gone: served.call(gone))
+                served.call(lambda turn=turn: turn.set_result(None))
+                wait_until(lambda: not served.call(lambda: served.server.is_busy))
+        reply = ask(served, key)
+        assert reply.status_code == 200
+        assert reply.headers["anthropic-ratelimit-requests-remaining"] == "1"
+        assert served.stats()["accepted"] == 1
 
 
 def test_requests_at_once_and_a_client_that_leaves_frees_its_place(path: Path) -> None:

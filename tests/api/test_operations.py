@@ -74,13 +74,19 @@ def test_anything_else_is_401(locked: Served, headers: dict[str, str]) -> None:
 
 
 def test_every_route_but_the_open_ones_needs_a_key(locked: Served) -> None:
+    """Written out here: a path that is opened by mistake must not open the test as well."""
     methods = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
     paths = [*routes.TABLE, "/v1/models/x", "/nope", "/v1/v1/messages", "/livez/", "/LIVEZ"]
+    probes = ("/", "/api/hello", "/livez", "/readyz", "/health", "/ping")
+    open_paths = {(method, path) for method in ("GET", "HEAD") for path in probes}
+    open_paths.add(("GET", "/.well-known/sublimate"))
+    assert open_paths == access.OPEN_PATHS
     for path in paths:
         for method in methods:
-            status = locked.client.request(method, path).status_code
-            is_open = (method, path) in access.OPEN_PATHS
-            assert (status != 401) == is_open, (method, path, status)
+            for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
+                status = locked.client.request(method, path, headers=headers).status_code
+                is_open = (method, path) in open_paths
+                assert (status != 401) == is_open, (method, path, status)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +412,9 @@ def test_no_free_slot_is_529() -> None:
             return [client.acquire(1000) for _ in range(_core.LIMITS["SLOTS_MAX"])]
 
         leases = served.call(take_all)
-        check_error(served.message(), 529)
+        refused = served.message()
+        check_error(refused, 529)
+        assert int(refused.headers["retry-after"]) >= 1
         engine = served.server.engine
         assert engine is not None
         served.call(lambda: [engine._client.discard(slot, gen) for slot, gen, _ in leases])

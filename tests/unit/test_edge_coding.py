@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -59,6 +60,22 @@ def test_a_bomb_ends_at_the_limit(extra: int, cuts: list[int]) -> None:
     with pytest.raises(ApiError) as caught:
         decoded(data, cuts, 1000)
     assert caught.value.code == "body_too_large_decoded" and caught.value.kind.status == 413
+
+
+@pytest.mark.parametrize("bytes_max", [1000, 100_000])
+@pytest.mark.parametrize("piece_bytes", [100, 1 << 20], ids=("in pieces", "at once"))
+def test_a_bomb_takes_no_more_memory_than_its_limit(bytes_max: int, piece_bytes: int) -> None:
+    data = gzip.compress(bytes(50_000_000))
+    body = GzipBody(bytes_max)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError):
+            for begin in range(0, len(data), piece_bytes):
+                body.feed(data[begin : begin + piece_bytes])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * bytes_max + 2 * len(data) + 100_000
 
 
 @pytest.mark.parametrize(
