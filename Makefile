@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim torture storm soak fuzz asan tsan cuda clean
+.PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim mutants torture storm soak fuzz asan tsan cuda clean
 build: .venv/stamp-build
 
 # The environment: build tools, the package's own dependencies and the test tools, pinned by constraints.txt.
@@ -164,6 +164,10 @@ bench: build
 
 sim: .venv/stamp-programs
 	$(WHEEL_BUILD)/simulators/sublimate_sim $(ARGS)
+
+# Bugs planted one at a time, each of which a suite must notice; see docs/faults.md. Takes hours.
+mutants: .venv/stamp-programs
+	$(BIN)/python tests/mutants/mutants.py $(ARGS)
 
 # Every allocation and system call of the engine fails once; see docs/torture.md.
 torture: .venv/stamp-programs

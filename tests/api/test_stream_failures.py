@@ -225,9 +225,7 @@ def test_every_stream_has_pings_while_nothing_comes(tools: bool) -> None:
     told: dict[str, str] = {}
     limits = HttpLimits(ping_seconds=0.2)
     answers: dict[str, str | bytes] = {"say": "Hi"}
-    with serve(
-        answers=answers, step_delay_us=1_500_000, limits=limits, constrains=False
-    ) as served:
+    with serve(answers=answers, step_delay_us=1_500_000, limits=limits, constrains=False) as served:
 
         def ask(path: str) -> None:
             with served.connect() as sock:

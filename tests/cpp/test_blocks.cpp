@@ -27,6 +27,7 @@ void operator delete(void* memory, size_t) noexcept {
 namespace sublimate::test {
 
 using Kind = BlockPart::Kind;
+using Strings = std::vector<std::string>;
 
 // Feeds the text; what the scanner took of it.
 static size_t scan(JsonScanner& scanner, std::string_view text) {
@@ -154,6 +155,78 @@ static void test_formats_that_cannot_be_read() {
     EXPECT(with([](BlockFormat& f) { f.name_key = "arguments"; }) == BlockStatus::bad_name);
 }
 
+constexpr std::string_view CALL =
+    "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+// An answer as a surface is told it, blocks ended by |, and why it ended.
+static std::string told(const std::vector<std::string>& tokens, const Strings& stops,
+                        const Strings& turn_ends, StreamFormat format,
+                        StopReason end = StopReason::end_turn) {
+    Vocabulary vocabulary;
+    for (const std::string& token : tokens) EXPECT(vocabulary.add(token) == VocabularyStatus::ok);
+    TextStream stream;
+    TextSettings settings{format, stops, "msg_0123456789", "model", 1};
+    settings.turn_ends = turn_ends;
+    settings.blocks = std::make_shared<BlockFormat>(hermes(false));
+    EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+    stream.admit(0);
+    std::string result;
+    auto add = [&] {
+        stream.collect();
+        for (const StreamPiece& piece : stream.pieces()) {
+            bool stop = piece.kind == StreamPiece::Kind::stop;
+            if (piece.kind == StreamPiece::Kind::tool_start) result += "@";
+            result += stop ? "|" : std::string(piece.text);
+        }
+    };
+    for (int32_t token = 0; token < vocabulary.size(); token++) {
+        if (!stream.push(token)) break;
+        if (format == StreamFormat::blocks) add();
+        if (format == StreamFormat::blocks) stream.begin();
+    }
+    stream.finish(end);
+    add();
+    return result + " " + stop_reason_name(stream.reason());
+}
+
+struct Told {
+    Strings tokens;
+    Strings stops;
+    Strings turn_ends;
+    std::string wanted;
+};
+
+// Stop strings, ends of turns and cut characters, each before, between and behind calls.
+static void test_ends_of_answers_with_calls() {
+    const std::string call(CALL);
+    const std::string cut = "\xF0\x9F";
+    const std::string replaced = "\xEF\xBF\xBD";
+    const std::vector<Told> all = {
+        {{"So ST", "OP", call}, {"STOP"}, {}, "So | stop_sequence"},
+        {{"So ", call, "ST", "OP"}, {"STOP"}, {}, "So|@get{\"a\": 1}| stop_sequence"},
+        // A stop string lies within one block.
+        {{"So ST", call, "OP"}, {"STOP"}, {}, "So ST|@get{\"a\": 1}|OP| tool_use"},
+        {{"So ST", call, "STOP"}, {"STOP"}, {}, "So ST|@get{\"a\": 1}| stop_sequence"},
+        {{"<think>ST</think>OP"}, {"STOP"}, {}, "ST|OP| end_turn"},
+        {{call}, {"get", "arguments"}, {}, "@get{\"a\": 1}| tool_use"},
+        // The template's end of a turn is told as what the turn was.
+        {{"So\nUser:", "x"}, {}, {"\nUser:"}, "So| end_turn"},
+        {{"So ", call, " x\nUser:", "y"}, {}, {"\nUser:"}, "So|@get{\"a\": 1}|x| tool_use"},
+        {{call, " x STOP\nUser:"}, {"STOP"}, {"\nUser:"}, "@get{\"a\": 1}|x | stop_sequence"},
+        // A character that was cut is told at the end, and is text to stop strings.
+        {{"So " + cut}, {}, {}, "So " + replaced + "| end_turn"},
+        {{call, "So " + cut}, {}, {}, "@get{\"a\": 1}|So " + replaced + "| tool_use"},
+        {{"So " + cut}, {" " + replaced}, {}, "So| stop_sequence"},
+        {{call, "So " + cut}, {" " + replaced}, {}, "@get{\"a\": 1}|So| stop_sequence"},
+        {{"<think>hm" + cut}, {}, {}, "hm" + replaced + "| end_turn"},
+    };
+    for (const Told& one : all)
+        for (StreamFormat format : {StreamFormat::blocks, StreamFormat::text})
+            EXPECT_EQUAL(told(one.tokens, one.stops, one.turn_ends, format), one.wanted);
+    EXPECT_EQUAL(told({"So " + cut}, {}, {}, StreamFormat::text, StopReason::max_tokens),
+                 "So " + replaced + "| max_tokens");
+}
+
 // Text, thinking and arguments of a stream that has warmed up cost no allocation per token.
 static void test_blocks_cost_no_allocation_per_token(StreamFormat format) {
     Vocabulary vocabulary;
@@ -210,6 +283,7 @@ int main() {
     test_scanner_depth_is_bounded();
     test_splitter_by_any_step();
     test_formats_that_cannot_be_read();
+    test_ends_of_answers_with_calls();
     test_blocks_cost_no_allocation_per_token(StreamFormat::sse);
     test_blocks_cost_no_allocation_per_token(StreamFormat::frames);
     test_signature_of_known_text();

@@ -261,6 +261,80 @@ TEST(non_finite_logits_fail_their_row_only) {
     EXPECT_EQ(bench.loop->totals().failed, static_cast<uint64_t>(failed));
 }
 
+// Cached tokens of the admission row.
+int32_t cached_tokens(const std::vector<SeenRow>& rows, int32_t slot) {
+    for (const SeenRow& seen : rows)
+        if (seen.row.slot == slot && (seen.row.flags & ROW_ADMITTED) != 0) return seen.row.token;
+    return -1;
+}
+
+TEST(nobody_finds_pages_of_a_request_that_failed) {
+    sim::ModelTraits traits;
+    traits.nan_period = 3;
+    LoopConfig config = test::small_config();
+    for (ProfilePolicy& p : config.policy.profiles) p.step_rows_max = limits::PAGE_TOKENS;
+    LoopBench bench(config, 1, traits);
+    int32_t failed = 0;
+    int32_t succeeded = 0;
+    for (int32_t i = 0; i < 12; i++) { // prompts of several steps, so that pages were published
+        Slots::Lease first = bench.submit(LoopBench::header(1), LoopBench::prompt(100, i));
+        std::vector<SeenRow> rows = bench.finish();
+        const TokenRow* end = LoopBench::end_of(rows, first.slot);
+        bool fails = end->reason == static_cast<int32_t>(FinishReason::failed);
+        (fails ? failed : succeeded)++;
+        Slots::Lease again = bench.submit(LoopBench::header(1), LoopBench::prompt(100, i));
+        EXPECT_EQ(cached_tokens(bench.finish(), again.slot), fails ? 0 : 96);
+    }
+    EXPECT(failed > 0 && succeeded > 0);
+}
+
+TEST(whoever_waits_for_admission_rises_until_it_is_its_turn) {
+    constexpr int32_t PRIORITY_GAP = 2;
+    LoopConfig config = test::small_config();
+    config.sequences_max = 1;
+    for (ProfilePolicy& p : config.policy.profiles) p.priority = PRIORITY_GAP;
+    config.policy.profiles[static_cast<int32_t>(Profile::long_context)].priority = 0;
+    LoopBench bench(config);
+    RequestHeader low = LoopBench::header(1);
+    low.profile = static_cast<int32_t>(Profile::long_context);
+    bench.submit(LoopBench::header(2), LoopBench::prompt(8, 1));
+    Slots::Lease patient = bench.submit(low, LoopBench::prompt(8));
+    int32_t admitted_at = -1;
+    int32_t others_before = 0;
+    for (int32_t i = 0; i < 3 * PRIORITY_GAP * AGEING_STEPS && admitted_at < 0; i++) {
+        // Somebody of the higher priority always waits.
+        if (bench.loop->waiting() < 4 && i < 400)
+            bench.submit(LoopBench::header(1), LoopBench::prompt(8, i));
+        for (const SeenRow& seen : bench.iterate()) {
+            if ((seen.row.flags & ROW_ADMITTED) == 0) continue;
+            if (seen.row.slot == patient.slot) admitted_at = i;
+            others_before += seen.row.slot != patient.slot && admitted_at < 0 ? 1 : 0;
+        }
+    }
+    EXPECT(admitted_at >= 0 && admitted_at <= (PRIORITY_GAP + 1) * AGEING_STEPS);
+    EXPECT(others_before > AGEING_STEPS); // a priority is one, all the same
+}
+
+TEST(what_was_pushed_is_pushed_once_however_little_room_is_left) {
+    LoopBench bench;
+    const RegionView& view = bench.views[0];
+    // The ring has just the room that an iteration may need: behind the admission it has less.
+    view.control->token_head -= limits::TOKEN_RING_WORDS - ROOM_WORDS_MIN;
+    EXPECT_EQ(token_room_words(view), ROOM_WORDS_MIN);
+    uint64_t before = view.control->token_tail;
+    Slots::Lease lease = bench.submit(LoopBench::header(2), LoopBench::prompt(40));
+    bench.loop->run_once();
+    EXPECT(view.control->token_tail > before);
+    view.control->token_head = before;
+    std::vector<SeenRow> rows = bench.read();
+    EXPECT_EQ(rows.size(), size_t{2});
+    EXPECT_EQ(rows[0].row.flags, static_cast<int32_t>(ROW_ADMITTED));
+    EXPECT_EQ(rows[1].row.flags, static_cast<int32_t>(ROW_TOKEN));
+    for (SeenRow& row : bench.finish()) rows.push_back(row);
+    EXPECT_EQ(LoopBench::tokens_of(rows, lease.slot).size(), size_t{2});
+    EXPECT_EQ(terminal_rows(rows), 1);
+}
+
 TEST(memory_is_what_was_asked_for) {
     LoopConfig config = test::small_config();
     auto bytes = static_cast<size_t>(loop_memory_bytes(config));

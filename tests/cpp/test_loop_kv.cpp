@@ -207,6 +207,50 @@ TEST(eviction_takes_the_oldest_and_children_before_parents) {
     EXPECT(audit(pool, {&next}) == nullptr);
 }
 
+// Pages of these prompts that a new request would find.
+int32_t cached_pages(Pool& pool, const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> longer = tokens;
+    longer.push_back(1); // the last token of a prompt is never found
+    Row probe(longer);
+    EXPECT(probe.admit(pool));
+    int32_t found = probe.table.count;
+    pool.cache.release(probe.table, false);
+    return found;
+}
+
+TEST(eviction_follows_the_order_of_last_use) {
+    constexpr int32_t PROMPTS = 4;
+    Pool pool(2 * PROMPTS);
+    std::vector<std::vector<int32_t>> prompts;
+    for (int32_t i = 0; i < PROMPTS; i++) {
+        prompts.push_back(counting(PAGE, i));
+        Row row(prompts.back());
+        EXPECT(row.admit(pool));
+        row.compute_rest(pool);
+        pool.cache.release(row.table, false);
+    }
+    // Used again: 0 is now the newest but one, 2 the newest. Left in order: 1, 3, 0, 2.
+    EXPECT_EQ(cached_pages(pool, prompts[0]), 1);
+    EXPECT_EQ(cached_pages(pool, prompts[2]), 1);
+    std::vector<int32_t> left = {1, 3, 0, 2};
+    for (int32_t gone = 1; gone <= PROMPTS; gone++) {
+        Row big(counting((PROMPTS + gone) * PAGE, 500 + gone), {9, gone, 0, 0}, false);
+        EXPECT(big.admit(pool));
+        big.compute_rest(pool);
+        EXPECT_EQ(pool.cache.store().evictions(), static_cast<uint64_t>(gone));
+        pool.cache.release(big.table, false);
+        std::vector<int32_t> found;
+        for (int32_t page = pool.cache.store().oldest(); page != NO_PAGE;
+             page = pool.cache.store().at(page).newer)
+            found.push_back(pool.cache.store().at(page).tokens[0]);
+        std::vector<int32_t> wanted;
+        for (size_t i = static_cast<size_t>(gone); i < left.size(); i++)
+            wanted.push_back(prompts[static_cast<size_t>(left[i])][0]);
+        EXPECT(found == wanted);
+    }
+    EXPECT(audit(pool, {}) == nullptr);
+}
+
 TEST(a_failed_sequence_leaves_nothing_that_could_be_found) {
     Pool pool(8);
     Row poisoned(counting(2 * PAGE + 1));

@@ -275,6 +275,67 @@ TEST(a_seeded_row_repeats_and_another_position_differs) {
     EXPECT(changed > 15);
 }
 
+// The best of logit / temperature + noise, for ids that pass.
+int32_t drawn(const std::vector<float>& row, float temperature, uint64_t seed, int32_t position,
+              float lowest) {
+    int32_t best = -1;
+    float best_score = 0.0f;
+    for (int32_t id = 0; id < static_cast<int32_t>(row.size()); id++) {
+        float logit = row[static_cast<size_t>(id)];
+        float score = std::fma(logit, 1.0f / temperature, gumbel_noise(seed, position, id));
+        if (logit < lowest || (best >= 0 && score <= best_score)) continue;
+        best = id;
+        best_score = score;
+    }
+    return best;
+}
+
+// What a seed says is a promise: the same in each release, whatever filters a request has.
+TEST(a_draw_is_that_of_its_seed_position_and_id) {
+    std::mt19937 random(5);
+    std::vector<float> row = random_row(random, 300, false);
+    for (size_t i = 0; i < row.size(); i++) // no two are equal
+        row[i] = row[i] * 0.1f + static_cast<float>(i) * 1e-6f;
+    std::vector<float> sorted = row;
+    std::sort(sorted.begin(), sorted.end());
+    RequestHeader h = greedy();
+    std::vector<int32_t> history;
+    for (int32_t position = 1; position < 40; position++) {
+        history.push_back(1);
+        h.seed_low = position * 77;
+        h.seed_high = position % 3 - 1;
+        uint64_t seed =
+            uint64_t{static_cast<uint32_t>(h.seed_high)} << 32 | static_cast<uint32_t>(h.seed_low);
+        float temperature = 0.5f + 0.05f * static_cast<float>(position);
+        h.temperature_bits = bits(temperature);
+        h.top_k = 0;
+        float lowest = sorted.front();
+        EXPECT_EQ(Sampler(row).sample(h, history).token,
+                  drawn(row, temperature, seed, position, lowest));
+        h.top_k = position + 1;
+        lowest = sorted[sorted.size() - static_cast<size_t>(h.top_k)];
+        EXPECT_EQ(Sampler(row).sample(h, history).token,
+                  drawn(row, temperature, seed, position, lowest));
+    }
+}
+
+TEST(pinned_draws) {
+    RequestHeader h = greedy();
+    h.temperature_bits = bits(1.0f);
+    h.seed_low = 20260725;
+    h.seed_high = 7;
+    std::vector<int32_t> history;
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < 12; i++) {
+        history.push_back(i);
+        tokens.push_back(Sampler(std::vector<float>(1000, 0.0f)).sample(h, history).token);
+    }
+    std::vector<int32_t> wanted = {392, 407, 884, 705, 263, 154, 711, 517, 30, 146, 74, 466};
+    EXPECT(tokens == wanted);
+    for (int32_t token : tokens)
+        if (tokens != wanted) std::printf("%d, ", token);
+}
+
 TEST(penalties_act_on_the_right_tokens) {
     std::vector<float> row = {4.0f, 3.9f, -1.0f, 3.8f};
     std::vector<int32_t> history = {0, 2, 1, 1}; // prompt 0 2, output 1 1

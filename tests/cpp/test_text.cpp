@@ -88,6 +88,32 @@ static void test_stop_matcher_equals_its_twin() {
     }
 }
 
+// Every string of two letters up to a length, behind beginnings of itself: whatever falls back more
+// than one border.
+static void test_stop_matcher_falls_back_through_every_border() {
+    constexpr int32_t LENGTH_MAX = 11;
+    Random random(3);
+    for (int32_t length = 2; length <= LENGTH_MAX; length++) {
+        for (int32_t bits = 0; bits < 1 << length; bits++) {
+            std::string stop;
+            for (int32_t i = 0; i < length; i++) stop += (bits >> i & 1) != 0 ? 'a' : 'b';
+            std::string text;
+            for (int32_t i = 0; i < 3; i++)
+                text += stop.substr(0, static_cast<size_t>(random.below(length)));
+            text += stop;
+            StopMatcher matcher;
+            EXPECT(matcher.set(Strings{stop}) == StopStatus::ok);
+            size_t end = find_stop_slow(text, {stop}).end;
+            for (size_t at = 0; at + 1 < end; at++) {
+                EXPECT(matcher.feed(text.substr(at, 1)).index < 0);
+                EXPECT_EQUAL(matcher.held_bytes(), held_slow(text.substr(0, at + 1), {stop}));
+            }
+            EXPECT_EQUAL(matcher.feed(text.substr(end - 1)).index, 0);
+            if (failures > 9) return;
+        }
+    }
+}
+
 static void test_stop_matcher_limits() {
     StopMatcher matcher;
     EXPECT(matcher.set(Strings(limits::STOP_STRINGS_MAX + 1, "a")) == StopStatus::too_many);
@@ -251,6 +277,7 @@ int main() {
     using sublimate::StreamFormat;
     test_utf8_equals_its_twin();
     test_stop_matcher_equals_its_twin();
+    test_stop_matcher_falls_back_through_every_border();
     test_stop_matcher_limits();
     test_json_escape();
     test_vocabulary();

@@ -8,7 +8,7 @@ from the copy, with the extension of the environment.
     python tests/mutants/mutants.py [--jobs N] [--again] [--list] [WORD ...]
 
 A WORD is an id or part of a file's path. Without --again, a change that was caught before is not
-run again while neither it nor its file has changed. docs/building.md explains the list.
+run again while neither it nor its file has changed. docs/faults.md explains the list.
 """
 
 import argparse
@@ -158,7 +158,7 @@ class Copy:
         return _last_words(done) if done.returncode else ""
 
     def _program(self, name: str, mutant: Mutant | None) -> Path:
-        group = "simulators" if name == SIMULATOR else "cpp_tests"
+        group = "simulators" if name.startswith(SIMULATOR) else "cpp_tests"
         sources = _sources_of(name)
         if mutant is not None:
             sources = [*sources, *(s for s in _affected(mutant.file) if s not in sources)]
@@ -176,10 +176,12 @@ class Copy:
 
     def _compiled(self, source: str, program: str) -> str:
         """Its object. A source belongs to one program or to a library."""
-        command = [word.replace(f"{ROOT}/", f"{self.root}/") for word in _command_of(source, program)]
+        command = [
+            word.replace(f"{ROOT}/", f"{self.root}/") for word in _command_of(source, program)
+        ]
         command = [word.replace(f"{self.root}/build/wheel", str(WHEEL)) for word in command]
         command = ["-O1" if word == "-O3" else word for word in command]
-        target = str(self.objects / (source.replace("/", "-") + ".o"))
+        target = str(self.objects / (f"{program}-{source.replace('/', '-')}.o"))
         command[command.index("-o") + 1] = target
         done = _run(command, WHEEL)
         if done.returncode:
@@ -343,7 +345,10 @@ def run_all(mutants: list[Mutant], jobs: int) -> list[Result]:
         for done in concurrent.futures.as_completed([pool.submit(run, one) for one in ordered]):
             result = done.result()
             results.append(result)
-            print(f"{result.id:6} {result.outcome:8} {result.seconds:6.1f} s  {result.detail}", flush=True)
+            print(
+                f"{result.id:6} {result.outcome:8} {result.seconds:6.1f} s  {result.detail}",
+                flush=True,
+            )
             with (WORK / "results.jsonl").open("ab") as file:
                 file.write(msgspec.json.encode(result) + b"\n")
     return results

@@ -19,6 +19,7 @@ constexpr int32_t CONTEXT_SIMULATED_MAX = 224;
 constexpr int32_t PAGES_SIMULATED_MAX = 80;
 constexpr int32_t SEQUENCES_SIMULATED_MAX = 20;
 constexpr int32_t QUEUE_SIMULATED_MAX = 32;
+constexpr int32_t TENANTS_SIMULATED_MAX = 4;
 
 // Rates per iteration, in parts of a thousand unless said otherwise.
 struct Scenario {
@@ -46,6 +47,12 @@ struct Scenario {
     int32_t tenants = 1;
     bool traced = false; // every edge follows what the loop decides
 };
+
+// Any two tenants differ in one half of their number at least, and some in one half alone.
+inline void set_tenant(RequestHeader& header, int32_t tenant) {
+    header.tenant_low = tenant & 1;
+    header.tenant_high = tenant >> 1;
+}
 
 // Small and varied, so that chunks, turns and budgets all bite.
 inline Policy draw_policy(Random& random) {
@@ -121,7 +128,7 @@ inline Scenario draw_scenario(uint64_t seed) {
     s.sampled_percent = random.chance(60) ? random.between(5, 80) : 0;
     s.budget_max = random.between(2, s.loop.context_tokens < 80 ? 12 : 48);
     s.prompt_max = random.between(2, s.loop.context_tokens - s.budget_max);
-    s.tenants = random.between(1, 3);
+    s.tenants = random.between(1, TENANTS_SIMULATED_MAX);
     s.loop.speculation = random.chance(60);
     s.loop.adapters = 1;
     if (random.chance(50)) s.loop.cost.decode_row_ps = int64_t{random.between(1, 60)} * 1'000'000;
@@ -150,8 +157,7 @@ public:
         h.token_budget = random.chance(3) ? 0 : random.between(1, s.budget_max);
         draw_prompt(random, spec.prompt);
         h.prompt_length = static_cast<int32_t>(spec.prompt.size());
-        h.tenant_low = random.below(s.tenants);
-        h.tenant_high = h.tenant_low * 7;
+        set_tenant(h, random.below(s.tenants));
         h.adapter = random.chance(10) ? 1 : 0;
         h.sparse_mode = random.chance(5) ? 1 : 0;
         h.flags =
@@ -165,16 +171,18 @@ public:
         draw_sampling(random, spec);
         if (random.chance(s.score_percent))
             h.flags |= FLAG_SCORE | (random.chance(50) ? FLAG_SCORE_DECODE : 0);
-        if (random.chance(2) && !is_score(h)) h.token_budget = s.loop.context_tokens;
+        if (random.chance(2) && (h.flags & FLAG_SCORE) == 0) h.token_budget = s.loop.context_tokens;
         judge(spec);
     }
 
     // The reason the loop must give for a well-formed record that can never fit.
     void judge(RequestSpec& spec) const {
         const RequestHeader& h = spec.header;
-        int32_t positions = h.prompt_length + (is_score(h) ? 0 : h.token_budget);
-        bool too_long = positions > scenario_->loop.context_tokens ||
-                        pages_for(positions_needed(h)) > scenario_->loop.pages;
+        int32_t answer = (h.flags & FLAG_SCORE) != 0 ? 0 : h.token_budget;
+        // The last token of an answer is never computed.
+        int32_t computed = h.prompt_length + (answer > 0 ? answer - 1 : 0);
+        bool too_long = h.prompt_length + answer > scenario_->loop.context_tokens ||
+                        computed > scenario_->loop.pages * limits::PAGE_TOKENS;
         spec.refusal = too_long ? RefuseReason::too_long : RefuseReason::none;
     }
 

@@ -77,7 +77,7 @@ public:
 
     // ---- submitting
     bool submit(Random& random, const RequestSpec& spec, bool damage) {
-        bool score = is_score(spec.header);
+        bool score = (spec.header.flags & FLAG_SCORE) != 0;
         int64_t words =
             request_words(spec.header.prompt_length, spec.header.logit_bias_count, score);
         if (random.chance(3)) words = limits::SLOT_WORDS[1];
@@ -360,7 +360,7 @@ private:
         if (live.admitted) return "admitted twice";
         if (live.spec.refusal != RefuseReason::none) return "admitted what must be refused";
         live.admitted = true;
-        bool reuses = (h.flags & FLAG_NO_CACHE) == 0 && !is_score(h);
+        bool reuses = (h.flags & (FLAG_NO_CACHE | FLAG_SCORE)) == 0;
         if (row.token < 0 || row.token >= h.prompt_length) return "too many cached tokens";
         if (row.token % limits::PAGE_TOKENS != 0) return "part of a page was cached";
         return row.token > 0 && !reuses ? "cached tokens for a private request" : "";
@@ -377,7 +377,7 @@ private:
 
     void end(Live& live) {
         if (live.spec.trusted && live.spec.refusal == RefuseReason::none &&
-            !is_score(live.spec.header))
+            (live.spec.header.flags & FLAG_SCORE) == 0)
             maker_->remember(live.oracle.tokens());
         if (ended_.size() < ENDED_KEPT) {
             ended_.emplace_back(live.slot, live.generation);

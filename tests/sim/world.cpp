@@ -69,6 +69,8 @@ void World::start_engine() {
     prefix_format(scenario_.loop.prefixes);
     loop_.emplace(scenario_.loop, loop_memory(scenario_.loop, memory_), *model_, clock_);
     for (Progress& progress : progress_) progress = {};
+    for (Wait& wait : waits_) wait = {};
+    iterations_ = 0;
     for (int32_t e = 0; e < scenario_.edges; e++) restart_edge(e, false);
 }
 
@@ -111,10 +113,7 @@ void World::submit(int32_t e) {
     maker_.draw(random_, spec_);
     for (int32_t i = 0; i < copies; i++) {
         if (i > 0 && random_.chance(30)) spec_.header.profile = random_.below(3);
-        if (i > 0 && random_.chance(20)) {
-            spec_.header.tenant_low = random_.below(scenario_.tenants);
-            spec_.header.tenant_high = spec_.header.tenant_low * 7;
-        }
+        if (i > 0 && random_.chance(20)) set_tenant(spec_.header, random_.below(scenario_.tenants));
         bool damage =
             spec_.refusal == RefuseReason::none && random_.per_mille(scenario_.hostile_record);
         coverage_.hostile += damage ? 1 : 0;
@@ -138,7 +137,10 @@ void World::act(int32_t e) {
     if (ring_full_left_[e] > 0 && --ring_full_left_[e] == 0) edge.set_ballast(0);
     if (ring_full_left_[e] == 0 && random_.per_mille(s.ring_full)) {
         ring_full_left_[e] = random_.between(1, 60);
-        edge.set_ballast(limits::TOKEN_RING_WORDS - random_.below(ROOM_WORDS_MIN));
+        // Too little room for an iteration, or so little that the first record leaves too little.
+        int32_t room = random_.chance(50) ? random_.below(ROOM_WORDS_MIN)
+                                          : ROOM_WORDS_MIN + random_.below(ROOM_WORDS_SPARE);
+        edge.set_ballast(limits::TOKEN_RING_WORDS - room);
     }
     edge.publish_masks(random_, s.late_mask);
     edge.cancel_unmasked(random_, 20);
@@ -167,6 +169,7 @@ std::string World::iterate(bool quiet) {
         edges_[e]->blocked_iterations = room ? 0 : edges_[e]->blocked_iterations + 1;
     }
     loop_->run_once();
+    iterations_++;
     std::string why = check_after_iteration();
     return why.empty() ? read_edges(quiet) : why;
 }
@@ -175,6 +178,7 @@ std::string World::check_after_iteration() {
     const char* audit = loop_->audit();
     if (audit) return std::string("audit: ") + audit;
     std::string why = check_cancels();
+    if (why.empty()) why = check_admissions();
     if (why.empty()) why = check_turns();
     if (why.empty()) why = check_drafts();
     if (why.empty()) why = check_masks();
@@ -207,6 +211,32 @@ std::string World::check_cancels() const {
         const RegionView& view = state.edges[s.edge].view;
         if (view.cancel[s.header.slot] == static_cast<uint32_t>(s.header.generation))
             return "a cancelled request still runs";
+    }
+    return "";
+}
+
+// Who was admitted had the highest priority, which rises while it waits, and of equals came first.
+std::string World::check_admissions() {
+    const LoopState& state = loop_->state();
+    auto priority = [&](int32_t index) {
+        const Sequence& s = state.sequences[index];
+        Wait& wait = waits_[index];
+        if (wait.arrival != s.arrival) wait = {s.arrival, iterations_};
+        int32_t own = scenario_.loop.policy.profiles[s.header.profile].priority;
+        return own + static_cast<int32_t>((iterations_ - wait.since) / AGEING_STEPS);
+    };
+    for (int32_t i = 0; i < state.queue_count; i++) priority(state.queue[i]);
+    for (int32_t i = 0; i < state.running_count; i++) {
+        int32_t admitted = state.running[i];
+        uint64_t arrival = state.sequences[admitted].arrival;
+        if (progress_[admitted].arrival == arrival) continue; // earlier
+        for (int32_t q = 0; q < state.queue_count; q++) {
+            const Sequence& waiting = state.sequences[state.queue[q]];
+            if (!state.edges[waiting.edge].room) continue;
+            int32_t ahead = priority(admitted) - priority(state.queue[q]);
+            if (ahead < 0 || (ahead == 0 && arrival > waiting.arrival))
+                return "a request was admitted before one whose turn it was";
+        }
     }
     return "";
 }

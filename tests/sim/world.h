@@ -61,6 +61,7 @@ private:
     std::string iterate(bool quiet);
     std::string check_after_iteration();
     std::string check_cancels() const;
+    std::string check_admissions();
     std::string check_turns() const;
     std::string check_time_budget() const;
     std::string check_drafts() const;
@@ -81,11 +82,17 @@ private:
     static constexpr int32_t IDLE_FACTOR = 20; // iterations per step at most
     static constexpr int32_t DRAIN_ITERATIONS_MAX = 60000;
     static constexpr int64_t STEP_NS = 8'000'000;
+    static constexpr int32_t ROOM_WORDS_SPARE = 64; // less than most records have
 
     struct Progress {
         uint64_t arrival = 0;
         int32_t computed = 0;
         int32_t waited = 0;
+    };
+
+    struct Wait {
+        uint64_t arrival = 0;
+        uint64_t since = 0; // the iteration in which it was taken
     };
 
     void* memory_ = nullptr;
@@ -100,6 +107,8 @@ private:
     TraceCheck traces_[EDGES_SIMULATED];
     int32_t ring_full_left_[EDGES_SIMULATED] = {}; // iterations until the edge reads again
     Progress progress_[SEQUENCES_SIMULATED_MAX + QUEUE_SIMULATED_MAX];
+    Wait waits_[SEQUENCES_SIMULATED_MAX + QUEUE_SIMULATED_MAX];
+    uint64_t iterations_ = 0; // of this engine
     RequestSpec spec_;
     uint64_t engine_seed_ = 0;
     Coverage coverage_;
