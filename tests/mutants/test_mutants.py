@@ -12,7 +12,7 @@ FOLDERS = (
     "src/sublimate/keys.py", "src/sublimate/edge/quota.py", "src/sublimate/edge/ledger.py",
     "src/sublimate/edge/idempotency.py", "src/sublimate/api/batches/", "src/sublimate/api/files/",
 )  # fmt: skip
-MUTANTS_MIN = 20
+MUTANTS_MIN = 120
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
