@@ -98,10 +98,18 @@ def test_a_call_as_json(slow: Served, shown: Console) -> None:
 
 
 # ---- one request ---------------------------------------------------------------------------------
-def test_one_request_afterwards(slow: Served, shown: Console) -> None:
-    request_id = slow.message("say hello").headers["request-id"]
-    wait_until(lambda: slow.client.get(f"/v1/debug/requests/{request_id}").status_code == 200)
-    peer = Peer(slow.url)
+@pytest.fixture
+def unfollowed() -> Iterator[Served]:
+    """A server whose loop nobody has followed, which it would go on to trace for a while."""
+    with serve() as served:
+        yield served
+
+
+def test_one_request_afterwards(unfollowed: Served, shown: Console) -> None:
+    request_id = unfollowed.message("say hello").headers["request-id"]
+    path = f"/v1/debug/requests/{request_id}"
+    wait_until(lambda: unfollowed.client.get(path).status_code == 200)
+    peer = Peer(unfollowed.url)
     assert debug.show(peer, request_id, as_json=False, perfetto=None) == ExitCode.OK
     text = shown.export_text()
     assert request_id in text and "first_token" in text
@@ -116,7 +124,7 @@ def test_one_request_afterwards(slow: Served, shown: Console) -> None:
 def ask_twice(served: Served) -> threading.Thread:
     def ask() -> None:
         wait_until(lambda: served.call(lambda: served.server.stories.has_followers))
-        served.message("count", max_tokens=10)
+        served.message("count", max_tokens=200)
         served.message("count", max_tokens=-1)
 
     thread = threading.Thread(target=ask)
@@ -126,7 +134,7 @@ def ask_twice(served: Served) -> threading.Thread:
 
 def followed(served: Served, chosen: Filter = ALL, **given: Any) -> None:
     thread = ask_twice(served)
-    options: dict[str, Any] = {"as_json": False, "perfetto": None, "seconds": 0.5, **given}
+    options: dict[str, Any] = {"as_json": False, "perfetto": None, "seconds": 1.0, **given}
     assert debug.follow(Peer(served.url), chosen, **options) == ExitCode.OK
     thread.join()
 
@@ -143,7 +151,7 @@ def test_following_shows_what_happens(slow: Served, shown: Console) -> None:
     ("chosen", "ends"),
     [
         (Filter(errors=True), ["status 400"]),
-        (Filter(slow_ms=10), ["status 200"]),
+        (Filter(slow_ms=250), ["status 200"]),
         (Filter(path="/v1/chat"), []),
         (Filter(steps=True), ["status 200", "status 400"]),
     ],
