@@ -1,7 +1,6 @@
 """Floods of HTTP/2 on the gRPC port, sent without a key: each ends its call or its connection, and
 the work it causes grows no faster than its bytes."""
 
-import struct
 import time
 from collections.abc import Iterator
 

@@ -132,13 +132,30 @@ QUIC_PING_SECONDS = 15.0
 QUIC_RESETS_MAX = 200
 QUIC_RESET_WINDOW_SECONDS = 10.0
 """So many streams may be reset in so long: twice all that can be open at once."""
+QUIC_GAPS_MAX = 256
+"""Pieces between which bytes of a stream are missing. A full window of packets of which each second
+one is lost has 110."""
+QUIC_CRYPTO_BYTES_MAX = 16 * KIB
+"""Of a client's side of the handshake: a hello and a ticket have 3."""
+QUIC_FRAMES_BURST = 2048
+QUIC_FRAMES_PER_DATAGRAM = 32
+"""Frames that one connection may send, on average and at once: clients have few in a datagram,
+while one of pings alone could have 1,400."""
+H3_FRAMES_MIN = 1000
+H3_FRAME_BYTES_MIN = 8
+"""From so many frames of HTTP/3 on, a connection's have so many bytes on average."""
+H3_CONTROL_BYTES_MAX = 4 * KIB
+"""Of a frame on a control stream that waits for its end."""
+QUIC_DATAGRAM_BYTES_MAX = 2 * KIB
+"""What networks carry. A datagram of the largest size would be as much work as thirty."""
 QUIC_HALF_OPEN_MAX = 64
 """Handshakes under way; beyond it a client has to show first that it has its address."""
 QUIC_TICKETS_MAX = 4096
 QUIC_TICKET_SECONDS = 3600.0
 """How long a client may come back without a handshake's round trip."""
 QUIC_DATAGRAMS_PER_TURN = 64
-"""Read in a row before other work of the event loop gets its turn."""
+QUIC_TURN_SECONDS = 0.004
+"""Read in a row, whichever ends first, before other work of the event loop gets its turn."""
 QUIC_SOCKET_BUFFER_BYTES = 2 * MIB
 """Asked of the kernel, which may give less: all connections share one socket."""
 ALTERNATIVE_SECONDS = 3600

@@ -41,7 +41,7 @@ from ..exchange import Exchange, Request
 from ..http import Application
 from ..incoming import IncomingBody
 from .heads import request_of
-from .messages import Messages
+from .messages import Messages, Refused
 from .stream import StreamWire
 from .transport import REQUEST_STREAM_MASK, Transport
 
@@ -217,7 +217,7 @@ class Http3Connection:
         elif isinstance(event, ConnectionIdRetired):
             self._listener.forget(event.connection_id)
         elif isinstance(event, ProtocolNegotiated):
-            self.messages = Messages(self.transport, self._limits.header_bytes_max)
+            self.messages = Messages(self.transport, self._limits)
             self._has_messages = True
         elif isinstance(event, HandshakeCompleted):
             self.is_established = True
@@ -270,16 +270,16 @@ class Http3Connection:
             stream = self._streams.get(part.stream_id)
             if stream is not None and stream.body is not None:
                 self._on_body(stream, stream.body, part)
+        elif isinstance(part, Refused):
+            self._on_refused(part)
 
     # ---- requests ------------------------------------------------------------------------------
     def _on_head(self, stream: _Stream, part: HeadersReceived) -> None:
         application = self._application
         try:
-            request = request_of(part.headers, self._limits)
+            request = request_of(part.headers)
         except ApiError as error:
-            stream.exchange = Exchange(stream.wire, Request("GET", b"", {}))
-            self._refuse(stream, error)
-            stream.is_handled = part.stream_ended
+            self._refuse_head(stream, error, part.stream_ended)
             return
         stream.since_seconds = time.monotonic()
         exchange = stream.exchange = Exchange(stream.wire, request)
@@ -301,6 +301,23 @@ class Http3Connection:
         elif request.fields.get(b"expect", b"").lower() == b"100-continue":
             self.messages.begin(stream.wire.stream_id, 100, (), False)
             self.transmit_soon()
+
+    def _on_refused(self, part: Refused) -> None:
+        """The connection goes on. What is malformed gets no answer, for nothing says to whom."""
+        stream = self._streams.get(part.stream_id)
+        if stream is None:
+            return
+        if part.error is None:
+            self._stream_gone(part.stream_id, code=ErrorCode.H3_MESSAGE_ERROR)
+        elif stream.exchange is None:
+            self._refuse_head(stream, part.error, part.stream_ended)
+        else:
+            self._refuse(stream, part.error)
+
+    def _refuse_head(self, stream: _Stream, error: ApiError, is_end: bool) -> None:
+        stream.exchange = Exchange(stream.wire, Request("GET", b"", {}))
+        self._refuse(stream, error)
+        stream.is_handled = is_end
 
     def _on_body(self, stream: _Stream, body: IncomingBody, part: DataReceived) -> None:
         try:
@@ -373,15 +390,22 @@ class Http3Connection:
         if self.transport.has_stream(stream_id):
             self._dropped.add(stream_id)
 
-    def _stream_gone(self, stream_id: int, *, cancelled: bool = False) -> None:
-        """Its client wants no more of it: it said so (cancelled), or takes nothing."""
+    def _stream_gone(
+        self,
+        stream_id: int,
+        *,
+        cancelled: bool = False,
+        code: int = ErrorCode.H3_REQUEST_CANCELLED,
+    ) -> None:
+        """It carries nothing any more: its client said so (cancelled), takes nothing, or has sent
+        what is no request (code)."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         if not stream.wire.is_closing:
             stream.wire.is_closing = True
-            self.transport.reset_stream(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-            self._drop(stream_id, ErrorCode.H3_REQUEST_CANCELLED)
+            self.transport.reset_stream(stream_id, code)
+            self._drop(stream_id, code)
         self._release(stream_id, cancelled=cancelled)
 
     def _release(self, stream_id: int, *, cancelled: bool = False) -> None:

@@ -1,7 +1,4 @@
-"""The head of a request as HTTP/3 brings it.
-
-defines: request_of
-"""
+"""The head of a request as HTTP/3 brings it."""
 
 from __future__ import annotations
 
@@ -12,15 +9,27 @@ from ..exchange import Request
 from ..http import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS
 from ..limits import HttpLimits
 
+Head = Sequence[tuple[bytes, bytes]]
 
-def request_of(head: Sequence[tuple[bytes, bytes]], most: HttpLimits) -> Request:
-    """The library has checked names, values and pseudo fields; what it found wrong ended the
-    connection. Raises ApiError for a head that is too large, or leaves a doubt."""
+
+def too_large(most: HttpLimits) -> ApiError:
+    return ApiError(
+        "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
+    )
+
+
+def check_size(head: Head, most: HttpLimits) -> None:
+    """Before anything else looks at it. Raises ApiError."""
+    if len(head) > most.header_fields_max:
+        raise too_large(most)
     size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in head)
-    if size > most.header_bytes_max or len(head) > most.header_fields_max:
-        raise ApiError(
-            "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
-        )
+    if size > most.header_bytes_max:
+        raise too_large(most)
+
+
+def request_of(head: Head) -> Request:
+    """Of a head whose size, names, values and pseudo fields are checked. Raises ApiError for one
+    that leaves a doubt."""
     pseudo: dict[bytes, bytes] = {}
     fields: dict[bytes, bytes] = {}
     for name, value in head:

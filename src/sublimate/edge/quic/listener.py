@@ -37,7 +37,6 @@ from .connection import Flight, Http3Application, Http3Connection
 from .tickets import Tickets
 from .transport import RESET_TOKEN_BYTES, Transport, configuration_of, reset_token
 
-DATAGRAM_BYTES_MAX = 65536
 SOL_UDP, UDP_SEGMENT = 17, 103
 """Of linux/udp.h, which the socket module does not have."""
 SEGMENTS_MAX = 40
@@ -127,12 +126,16 @@ class QuicListener:
 
     # ---- datagrams -----------------------------------------------------------------------------
     def _read(self) -> None:
+        end = time.monotonic() + limits.QUIC_TURN_SECONDS
         for _ in range(limits.QUIC_DATAGRAMS_PER_TURN):
             try:
-                data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
+                data, address = self._socket.recvfrom(limits.QUIC_DATAGRAM_BYTES_MAX + 1)
             except OSError:
                 return  # no more, or an ICMP message about a client that is gone
-            self._take(data, address)
+            if len(data) <= limits.QUIC_DATAGRAM_BYTES_MAX:
+                self._take(data, address)
+            if time.monotonic() > end:
+                return
 
     def send_flight(self, flight: Flight) -> None:
         """Datagrams of one size, the last of them perhaps shorter, are one call of the kernel's."""

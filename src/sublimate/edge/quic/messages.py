@@ -2,13 +2,12 @@
 
 No dynamic table for what clients send: a field of one byte could stand for four thousand, and a
 head would be as large as its client likes. No extended CONNECT, no push.
-
-defines: Messages, data_head
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pylsqpack
@@ -18,33 +17,55 @@ from aioquic.h3.connection import (
     FrameType,
     H3Connection,
     H3Stream,
+    HeadersState,
+    MessageError,
     ProtocolError,
     Setting,
     encode_frame,
 )
+from aioquic.h3.events import H3Event
 
+from .. import limits
+from ..errors import ApiError
+from ..limits import HttpLimits
 from ..wire import Header
+from .heads import check_size, too_large
 from .transport import Transport
 
 DATA_TYPE = encode_uint_var(FrameType.DATA)
 ENCODED_HEAD_FACTOR = 4
 """An encoded head this many times the limit ends the connection; below, its request is refused."""
 STREAM_ID_STEP = 4
+Field = tuple[bytes, bytes]
 STATUS_MIN, STATUS_MAX = 100, 599
 
 
 class ExcessiveLoad(ProtocolError):  # noqa: N818 - named as the others of its base
-    """A head that is larger than any that would be taken."""
+    """More than a client that means well ever sends."""
 
     error_code = ErrorCode.H3_EXCESSIVE_LOAD
+
+
+@dataclass
+class Refused(H3Event):
+    """A message that is not taken; the other streams go on (RFC 9114, 4.1.2)."""
+
+    stream_id: int
+    stream_ended: bool
+    error: ApiError | None
+    """None: it is malformed, and has no answer."""
 
 
 class Messages(H3Connection):
     """Frames of all request streams of a connection."""
 
-    def __init__(self, transport: Transport, header_bytes_max: int) -> None:
-        self._header_bytes_max = header_bytes_max
+    def __init__(self, transport: Transport, most: HttpLimits) -> None:
+        self._most = most
         self._transport = transport
+        self._frames = 0
+        self._bytes = 0
+        self._waiting: dict[int, bytearray] = {}
+        """What came of heads that are not whole, after their first bytes."""
         super().__init__(transport)
         self._decoder = pylsqpack.Decoder(0, 0)
 
@@ -52,16 +73,70 @@ class Messages(H3Connection):
         return {
             Setting.QPACK_MAX_TABLE_CAPACITY: 0,
             Setting.QPACK_BLOCKED_STREAMS: 0,
-            Setting.MAX_FIELD_SECTION_SIZE: self._header_bytes_max,
+            Setting.MAX_FIELD_SECTION_SIZE: self._most.header_bytes_max,
             Setting.DUMMY: 1,
         }
 
+    # ---- what clients send ---------------------------------------------------------------------
     def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
         """Called with the head of each frame, before its content is waited for."""
+        self._count_frame()
         super()._check_request_or_push_frame_type(frame_type, stream)
-        most = ENCODED_HEAD_FACTOR * self._header_bytes_max
+        most = ENCODED_HEAD_FACTOR * self._most.header_bytes_max
         if frame_type == FrameType.HEADERS and (stream.frame_size or 0) > most:
             raise ExcessiveLoad("The headers are too large")
+
+    def _check_control_frame_type(self, frame_type: int) -> None:
+        self._count_frame()
+        super()._check_control_frame_type(frame_type)
+
+    def _count_frame(self) -> None:
+        self._frames += 1
+        if self._frames > max(limits.H3_FRAMES_MIN, self._bytes // limits.H3_FRAME_BYTES_MIN):
+            raise ExcessiveLoad("The frames are too small")
+
+    def _receive_stream_data_uni(
+        self, stream: H3Stream, data: bytes, stream_ended: bool
+    ) -> list[H3Event]:
+        self._bytes += len(data)
+        events = super()._receive_stream_data_uni(stream, data, stream_ended)
+        if len(stream.buffer) > limits.H3_CONTROL_BYTES_MAX:
+            raise ExcessiveLoad("A frame of the control stream is too large")
+        return events
+
+    def _receive_request_or_push_data(
+        self, stream: H3Stream, data: bytes, stream_ended: bool
+    ) -> list[H3Event]:
+        """As the library's, which puts a head together anew for each piece of it that comes, and
+        ends the connection for a message that is malformed."""
+        self._bytes += len(data)
+        size = stream.frame_size
+        if size is not None and stream.frame_type == FrameType.HEADERS and not stream_ended:
+            waiting = self._waiting.setdefault(stream.stream_id, bytearray())
+            if len(stream.buffer) + len(waiting) + len(data) < size:
+                waiting += data
+                return []
+        if waiting := self._waiting.pop(stream.stream_id, None):
+            data = bytes(waiting + data)
+        try:
+            return super()._receive_request_or_push_data(stream, data, stream_ended)
+        except MessageError:
+            return [Refused(stream.stream_id, stream_ended, None)]
+        except ApiError as error:
+            return [Refused(stream.stream_id, stream_ended, error)]
+
+    def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> list[Field]:
+        """Sizes are checked before anything looks at names and values. What comes in a table of
+        the protocol's own has one byte, so that an encoded head is never the larger one."""
+        if frame_data is None or len(frame_data) > self._most.header_bytes_max:
+            raise too_large(self._most)
+        head = [*super()._decode_headers(stream_id, frame_data)]
+        check_size(head, self._most)
+        is_first = self._stream[stream_id].headers_recv_state is HeadersState.INITIAL
+        if is_first and all(name != b":authority" for name, _ in head):
+            # Either is enough (RFC 9114, 4.3.1), which the library does not know.
+            head[:0] = [(b":authority", value) for name, value in head if name == b"host"][:1]
+        return head
 
     # ---- answers -------------------------------------------------------------------------------
     def begin(self, stream_id: int, status: int, fields: Sequence[Header], is_end: bool) -> None:
@@ -88,6 +163,7 @@ class Messages(H3Connection):
     def forget(self, stream_id: int) -> None:
         """Nothing of the stream is of interest any more."""
         self._stream.pop(stream_id, None)
+        self._waiting.pop(stream_id, None)
 
     def go_away(self, last_stream_id: int) -> None:
         """Requests behind this one are not begun."""

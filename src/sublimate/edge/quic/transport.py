@@ -18,8 +18,13 @@ from typing import Any, cast
 
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection, QuicNetworkPath, QuicReceiveContext
-from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.connection import (
+    QuicConnection,
+    QuicConnectionError,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream, QuicStreamSender
@@ -28,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ...errors import ConfigError
 from .. import limits
+from .ranges import Ranges, Streams, TooManyGapsError, bound
 
 APPLICATION_PROTOCOLS = ["h3"]
 PRIVATE_KEY = re.compile(
@@ -76,6 +82,11 @@ def reset_token(secret: bytes, label: bytes) -> bytes:
     if not secret or not label:
         raise ValueError("a token that anybody can make ends everybody's connections")
     return hashlib.blake2b(label, digest_size=RESET_TOKEN_BYTES, key=secret).digest()
+
+
+def _excess(code: QuicErrorCode, frame_type: int, reason: str) -> QuicConnectionError:
+    """Ends the connection."""
+    return QuicConnectionError(error_code=code, frame_type=frame_type, reason_phrase=reason)
 
 
 NO_PACE = cast(float, None)
@@ -146,12 +157,48 @@ class Transport(QuicConnection):
             (self._local_max_streams_uni, limits.QUIC_UNIDIRECTIONAL_STREAMS_MAX),
         ):
             limit.value = limit.sent = value
+        self._streams = Streams(limits.QUIC_GAPS_MAX)
+        self._frames_left = limits.QUIC_FRAMES_BURST
+        self._count_frames()
         self._fresh: dict[QuicStream, int] = {}
         """Streams with the offset from which on they have bytes that were never sent and that the
         library does not know of yet as something to send."""
         self._has_bytes = False
         """Of a stream, in the datagram that is read."""
         self._loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        for stream in self._crypto_streams.values():
+            bound(stream, limits.QUIC_GAPS_MAX)
+        for space in self._spaces.values():
+            space.ack_queue = Ranges()
+
+    def _count_frames(self) -> None:
+        """Each frame is counted before it is handled, whatever it is."""
+        handlers: dict[int, tuple[Any, Any]] = cast(Any, self)._QuicConnection__frame_handlers
+
+        def counted(handle: Any) -> Any:
+            def counting(context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+                self._frames_left -= 1
+                if self._frames_left < 0:
+                    raise _excess(QuicErrorCode.INTERNAL_ERROR, frame_type, "too many frames")
+                try:
+                    handle(context, frame_type, buf)
+                except TooManyGapsError:
+                    is_crypto = frame_type == QuicFrameType.CRYPTO
+                    raise _excess(
+                        QuicErrorCode.CRYPTO_BUFFER_EXCEEDED
+                        if is_crypto
+                        else QuicErrorCode.INTERNAL_ERROR,
+                        frame_type,
+                        "too many gaps",
+                    ) from None
+
+            return counting
+
+        for frame_type, (handle, epochs) in handlers.items():
+            handlers[frame_type] = counted(handle), epochs
 
     def _replenish_connection_ids(self) -> None:
         """As the library's, with tokens that the next server knows too."""
@@ -223,6 +270,9 @@ class Transport(QuicConnection):
         space = self._spaces.get(Epoch.ONE_RTT)
         was_due = space is not None and space.ack_at is not None
         self._has_bytes = False
+        self._frames_left = min(
+            self._frames_left + limits.QUIC_FRAMES_PER_DATAGRAM, limits.QUIC_FRAMES_BURST
+        )
         super().receive_datagram(data, addr, now)
         if space is None or space.ack_at is None or not self._handshake_confirmed:
             return
@@ -230,6 +280,16 @@ class Transport(QuicConnection):
             space.ack_at = min(space.ack_at, now + self._ack_delay)
         elif not was_due:
             space.ack_at = now + LAZY_ACK_SECONDS
+
+    def _handle_crypto_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        """The library bounds what waits, and nothing bounds what its TLS puts together."""
+        begin = buf.tell()
+        if buf.pull_uint_var() + buf.pull_uint_var() > limits.QUIC_CRYPTO_BYTES_MAX:
+            raise _excess(QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, frame_type, "too much of it")
+        buf.seek(begin)
+        super()._handle_crypto_frame(context, frame_type, buf)
 
     def _handle_stream_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer
