@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from grammar import check_stream
 from sublimate.guard.chat_form import (
     ChatEvents,
     UnmappableError,
@@ -167,3 +168,91 @@ def test_a_stream_of_chunks_is_one_of_events() -> None:
         ChatEvents("msg_1", "m").end()
     with pytest.raises(UnmappableError):
         ChatEvents("msg_1", "m").chunk({"odd": 1})
+
+
+# ---- what other servers stream -------------------------------------------------------------------
+def fragment(index: int, arguments: str = "", **named: Any) -> dict[str, Any]:
+    function = {"arguments": arguments, **({"name": n} if (n := named.pop("name", "")) else {})}
+    return {"index": index, "function": function, **named}
+
+
+def events_of(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
+    chat = ChatEvents("msg_1", "m")
+    return [event for each in chunks for event in chat.chunk(each)] + chat.end()
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """By the grammar that this server's own streams have."""
+    events[0]["message"]["usage"] = {**events[-2]["usage"], "output_tokens": 0}
+    sse = b"".join(
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+        for event in events
+    )
+    return check_stream(sse).message
+
+
+def calls_in(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(b["name"], b["input"]) for b in message["content"] if b["type"] == "tool_use"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_f50_fragments_of_two_calls_become_one_block_after_the_other(size: int) -> None:
+    texts = ['{"a": "}{\\"", "n": [1, {"b": 2}]}', '{"c": "d"}']
+    pieces = [[text[at : at + size] for at in range(0, len(text), size)] for text in texts]
+    chunks = [
+        chunk(tool_calls=[fragment(0, name="one", id="c0"), fragment(1, name="two", id="c1")])
+    ]
+    for place in range(max(map(len, pieces))):
+        each = [fragment(n, p[place]) for n, p in enumerate(pieces) if place < len(p)]
+        chunks.append(chunk(tool_calls=each))
+    made = message_of(events_of(*chunks, chunk("tool_calls")))
+    assert calls_in(made) == [("one", {"a": '}{"', "n": [1, {"b": 2}]}), ("two", {"c": "d"})]
+    assert made["stop_reason"] == "tool_use"
+
+
+def test_f50_the_reason_beside_calls_is_tool_use() -> None:
+    call = fragment(0, "{}", name="one", id="c0")
+    assert (
+        message_of(events_of(chunk(tool_calls=[call]), chunk("stop")))["stop_reason"] == "tool_use"
+    )
+    whole = {"id": "c0", "function": {"name": "one", "arguments": "{}"}}
+    said = {"content": None, "tool_calls": [whole]}
+    chat = {"choices": [{"message": said, "finish_reason": "stop"}]}
+    assert message_of_chat(chat, "msg_1", "m")["stop_reason"] == "tool_use"
+
+
+def test_f50_arguments_that_never_close_are_an_error_unless_they_were_cut() -> None:
+    begun = chunk(tool_calls=[fragment(0, '{"a": 1', name="one", id="c0")])
+    with pytest.raises(UnmappableError):
+        events_of(begun, chunk("tool_calls"))
+    assert events_of(begun, chunk("length"))[-2]["delta"]["stop_reason"] == "max_tokens"
+    nameless = chunk(tool_calls=[fragment(0, "{}", id="c0")])
+    with pytest.raises(UnmappableError):
+        events_of(nameless, chunk("tool_calls"))
+    for arguments in ('{"a": 1', "[1]"):
+        call = {"id": "c0", "function": {"name": "one", "arguments": arguments}}
+        chat = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "stop"}]}
+        with pytest.raises(UnmappableError):
+            message_of_chat(chat, "msg_1", "m")
+
+
+def test_f50_a_call_without_an_id_gets_one() -> None:
+    late = [fragment(0, name="one"), fragment(0, "{}")]
+    made = message_of(events_of(*(chunk(tool_calls=[each]) for each in late), chunk("tool_calls")))
+    (block,) = made["content"]
+    assert block["id"].startswith("toolu_") and block["name"] == "one"
+    call = {"function": {"name": "one", "arguments": "{}"}}
+    chat = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    assert message_of_chat(chat, "msg_1", "m")["content"][0]["id"].startswith("toolu_")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_f50_reasoning_is_thinking(name: str) -> None:
+    made = message_of(
+        events_of(chunk(**{name: "Hm"}), chunk(**{name: "."}), chunk(content="Yes."), chunk("stop"))
+    )
+    assert [block["type"] for block in made["content"]] == ["thinking", "text"]
+    assert made["content"][0]["thinking"] == "Hm." and made["content"][1]["text"] == "Yes."
+    chat = {"choices": [{"message": {name: "Hm.", "content": "Yes."}, "finish_reason": "stop"}]}
+    whole = message_of_chat(chat, "msg_1", "m")
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]

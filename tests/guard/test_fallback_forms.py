@@ -73,7 +73,8 @@ CHAT: Json = {
 }  # fmt: skip
 CHUNKS: list[Json] = [
     *({"choices": [{"delta": one, "finish_reason": None}]} for one in (
-        {"role": "assistant", "content": SAID[:6]},
+        {"role": "assistant", "reasoning_content": "Hm."},
+        {"content": SAID[:6]},
         {"content": SAID[6:]},
         {"tool_calls": [{"index": 0, "id": "toolu_9", "function": FUNCTION}]})),
     {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": None},
@@ -138,7 +139,8 @@ def asking(content: str = "hello", **fields: Any) -> CreateMessageRequest:
 
 
 def check(message: Json) -> None:
-    text, call = message["content"]
+    thought, text, call = [{}, *message["content"]][-3:]
+    assert not thought or (thought["type"], thought["thinking"]) == ("thinking", "Hm.")
     assert (text["type"], text["text"]) == ("text", SAID)
     assert {name: call[name] for name in CALL} == CALL
     assert message["stop_reason"] == "tool_use" and message["id"].startswith("msg_")

@@ -9,6 +9,8 @@ defines: UnmappableError, chat_request, message_of_chat, tokens_of, ChatEvents
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
 from typing import Any, cast
 
 import msgspec
@@ -22,6 +24,10 @@ STOP_REASONS = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
+CUT = "max_tokens"
+SIGNATURE = "unsigned"
+"""Of thinking that another server has written: clients want some signature."""
+CALL_ID_BYTES = 12
 TOKENS_MAX = (1 << 31) - 1
 """What counts more than that does not count tokens."""
 SAME = ("max_tokens", "temperature", "top_p")
@@ -165,21 +171,48 @@ def message_of_chat(chat: Json, message_id: str, model: str) -> Json:
         choice = chat["choices"][0]
         said = choice["message"]
         content: list[Json] = []
+        if thought := said.get("reasoning_content") or said.get("reasoning"):
+            signed = {"thinking": _string(thought), "signature": SIGNATURE}
+            content.append({"type": "thinking", **signed})
         if said.get("content"):
             content.append({"type": "text", "text": _string(said["content"])})
-        for call in said.get("tool_calls") or ():
-            content.append(_tool_use(call))
         stop = STOP_REASONS.get(choice.get("finish_reason"), "end_turn")
-    except (KeyError, IndexError, TypeError, AttributeError, msgspec.DecodeError):
+        calls = [_tool_use(call, may_be_cut=stop == CUT) for call in said.get("tool_calls") or ()]
+        content += filter(None, calls)
+        if any(calls) and stop == "end_turn":
+            stop = "tool_use"
+    except (KeyError, IndexError, TypeError, AttributeError):
         raise UnmappableError("choices") from None
     return {**_message(message_id, model), "content": content, "stop_reason": stop,
             "usage": _usage(chat.get("usage"))}  # fmt: skip
 
 
-def _tool_use(call: Json) -> Json:
+def _tool_use(call: Json, *, may_be_cut: bool) -> Json | None:
+    """None: its arguments were cut at the limit of tokens. Raises UnmappableError."""
     function = call["function"]
-    given = msgspec.json.decode((function.get("arguments") or "{}").encode())
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+    try:
+        given = msgspec.json.decode((function.get("arguments") or "{}").encode())
+    except msgspec.DecodeError:
+        if may_be_cut:
+            return None
+        raise UnmappableError("arguments") from None
+    if not isinstance(given, dict):
+        raise UnmappableError("arguments")
+    identifier = call.get("id") or _call_id()
+    name = _string(function["name"])
+    return {"type": "tool_use", "id": _string(identifier), "name": name, "input": given}
+
+
+def _call_id() -> str:
+    return f"toolu_{secrets.token_hex(CALL_ID_BYTES)}"
+
+
+def _block(kind: str) -> Json:
+    """The beginning of a block of text or thinking."""
+    return {
+        "text": {"type": "text", "text": ""},
+        "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    }[kind]
 
 
 def _message(message_id: str, model: str) -> Json:
@@ -220,16 +253,75 @@ def tokens_of(told: Any) -> int:
 
 
 # ---- a stream ------------------------------------------------------------------------------------
+class _JsonEnd:
+    """Finds the end of a JSON object that comes in pieces, in time linear in their length."""
+
+    def __init__(self) -> None:
+        self.is_started = self.is_reached = False
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+
+    def feed(self, piece: str) -> None:
+        for character in piece:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_text:
+                self._is_escaped = character == "\\"
+                self._in_text = character != '"'
+            elif character == '"':
+                self._in_text = True
+            elif character in "{[":
+                self.is_started = True
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                self.is_reached = self._depth <= 0
+
+
+class _Block:
+    """One block of the message: what has come of it and was not sent on yet."""
+
+    def __init__(self, kind: str, start: Json) -> None:
+        self.kind = kind
+        self.start = start
+        """The content block of its first event."""
+        self.pieces: list[str] = []
+        self.has_begun = False
+        self.end = _JsonEnd()
+        self.is_complete = False
+
+    @property
+    def is_nameless(self) -> bool:
+        """A call whose function has not been named yet."""
+        return self.kind == "tool_use" and not self.start["name"]
+
+    def add(self, piece: str) -> None:
+        if self.kind == "tool_use":
+            self.end.feed(piece)
+            self.is_complete = self.end.is_reached
+        self.pieces.append(piece)
+
+    def delta(self) -> Json:
+        """What has come since the last time."""
+        text, self.pieces = "".join(self.pieces), []
+        if self.kind == "tool_use":
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": f"{self.kind}_delta", self.kind: text}
+
+
 class ChatEvents:
-    """The events of one streamed message, made of the chunks of a chat completion."""
+    """The events of one streamed message, made of the chunks of a chat completion.
+
+    A message has one block after the other, while chunks may mix the pieces of several calls: the
+    first block that is not complete is sent on as it comes, and those behind it wait."""
 
     def __init__(self, message_id: str, model: str) -> None:
         self._message = _message(message_id, model)
         self._has_begun = False
-        self._index = -1
-        self._open = ""
-        """Kind of the open block; empty: none."""
-        self._call = -1
+        self._index = 0
+        """Of the first of the open blocks."""
+        self._open: deque[_Block] = deque()
+        self._calls: dict[Any, _Block] = {}
         self._stop_reason = "end_turn"
         self._usage: Any = None
         self.has_finished = False
@@ -245,55 +337,86 @@ class ChatEvents:
         try:
             for choice in chunk["choices"][:1]:
                 delta: Json = choice.get("delta") or {}
+                if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                    self._say("thinking", _string(thought))
                 if text := delta.get("content"):
-                    events += self._enter("text", {"type": "text", "text": ""})
-                    events.append(self._delta({"type": "text_delta", "text": _string(text)}))
+                    self._say("text", _string(text))
                 calls: list[Json] = delta.get("tool_calls") or []
                 for call in calls:
-                    events += self._called(call)
+                    self._add_call(call)
                 if reason := choice.get("finish_reason"):
                     self._stop_reason = STOP_REASONS.get(reason, "end_turn")
                     self.has_finished = True
         except (KeyError, TypeError, AttributeError):
             raise UnmappableError("choices") from None
+        return [*events, *self._sent_on()]
+
+    def _say(self, kind: str, text: str) -> None:
+        last = self._open[-1] if self._open else None
+        if last is None or last.kind != kind:
+            last = self._append(_Block(kind, _block(kind)))
+        last.add(text)
+
+    def _append(self, block: _Block) -> _Block:
+        if self._open and self._open[-1].kind != "tool_use":
+            self._open[-1].is_complete = True
+        self._open.append(block)
+        return block
+
+    def _add_call(self, call: Json) -> None:
+        function: Json = call.get("function") or {}
+        place = call.get("index", 0)
+        block = self._calls.get(place)
+        identifier = str(call.get("id") or "")
+        if block is None or (identifier not in ("", block.start["id"]) and block.is_complete):
+            named: Json = {"id": identifier or _call_id(), "name": ""}
+            block = _Block("tool_use", {"type": "tool_use", **named, "input": {}})
+            self._calls[place] = self._append(block)
+        if name := function.get("name"):
+            block.start["name"] = block.start["name"] or _string(name)
+        if arguments := function.get("arguments"):
+            block.add(_string(arguments))
+
+    def _sent_on(self, *, is_end: bool = False) -> list[Json]:
+        """Events of the first open block, and of those behind it once it is complete."""
+        events: list[Json] = []
+        while self._open:
+            block = self._open[0]
+            if block.is_nameless:
+                break
+            if not block.has_begun:
+                block.has_begun = True
+                events.append(self._event("start", content_block=block.start))
+            if block.pieces:
+                events.append(self._event("delta", delta=block.delta()))
+            if not (block.is_complete or is_end):
+                break
+            if block.kind == "thinking":
+                signed = {"type": "signature_delta", "signature": SIGNATURE}
+                events.append(self._event("delta", delta=signed))
+            events.append(self._event("stop"))
+            self._open.popleft()
+            self._index += 1
         return events
 
-    def _called(self, call: Json) -> list[Json]:
-        events: list[Json] = []
-        function: Json = call.get("function") or {}
-        if call.get("index", 0) != self._call or self._open != "tool_use":
-            self._call = call.get("index", 0)
-            events += self._leave()
-            named = {"id": call["id"], "name": function["name"]}
-            events += self._enter("tool_use", {"type": "tool_use", **named, "input": {}})
-        if arguments := function.get("arguments"):
-            piece = {"type": "input_json_delta", "partial_json": _string(arguments)}
-            events.append(self._delta(piece))
-        return events
+    def _event(self, what: str, **more: Any) -> Json:
+        return {"type": f"content_block_{what}", "index": self._index, **more}
 
     def end(self) -> list[Json]:
-        """The last events. Raises UnmappableError if there was no chunk."""
+        """The last events. Raises UnmappableError if there was no chunk, and for calls that are not
+        whole though the answer was not cut at its limit of tokens."""
         if not self._has_begun:
             raise UnmappableError("choices")
-        events = self._leave()
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
+        calls = self._calls.values()
+        was_begun = [call for call in calls if call.end.is_started and not call.is_complete]
+        if self._stop_reason != CUT and (was_begun or any(call.is_nameless for call in calls)):
+            raise UnmappableError("arguments")
+        self._open = deque(block for block in self._open if not block.is_nameless)
+        events = self._sent_on(is_end=True)
+        reason = self._stop_reason
+        delta = {
+            "stop_reason": "tool_use" if calls and reason == "end_turn" else reason,
+            "stop_sequence": None,
+        }
         events.append({"type": "message_delta", "delta": delta, "usage": _usage(self._usage)})
         return [*events, {"type": "message_stop"}]
-
-    def _enter(self, kind: str, block: Json) -> list[Json]:
-        if self._open == kind:
-            return []
-        events = self._leave()
-        self._open = kind
-        self._index += 1
-        start = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return [*events, start]
-
-    def _leave(self) -> list[Json]:
-        if not self._open:
-            return []
-        self._open = ""
-        return [{"type": "content_block_stop", "index": self._index}]
-
-    def _delta(self, delta: Json) -> Json:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
