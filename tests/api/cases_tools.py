@@ -215,8 +215,10 @@ def a_cut_call_is_no_error(served: Served) -> None:
 
 # ---- what another server's tools are ------------------------------------------------------------
 @case("A75")
-def server_tools_are_refused_by_path(served: Served) -> None:
-    check_error(ask(served, request_of("A75")), 400, "tools.0.type: this server runs no tools")
+def server_tools_are_left_out_and_the_answer_says_so(served: Served) -> None:
+    reply = ask(served, request_of("A75"))
+    assert reply.status_code == 200
+    assert reply.headers["x-left-out"] == "tools.0:web_search_20250305"
 
 
 @case("A69")

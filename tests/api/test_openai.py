@@ -215,7 +215,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 3}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 99}),
     ("functions", {"functions": [{"name": "f"}]}),
-    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.type", {"tools": [{"type": "telepathy"}]}),
     ("tools.1", {"tools": [TOOL, TOOL]}),
     ("tool_choice", {"tool_choice": "required"}),
     (

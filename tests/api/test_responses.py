@@ -289,9 +289,9 @@ def test_worker_threads_find_parts_that_were_made_at_the_start(server: Served) -
     [
         ("background", {"background": True}),
         ("conversation", {"conversation": "conv_1"}),
-        ("truncation", {"truncation": "auto"}),
+        ("truncation", {"truncation": "some"}),
         ("max_output_tokens", {"max_output_tokens": -5}),
-        ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+        ("tools.0.type", {"tools": [{"type": "telepathy"}]}),
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "a"}}}),
         ("reasoning.effort", {"reasoning": {"effort": "much"}}),
         ("input", {"input": []}),

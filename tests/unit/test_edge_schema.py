@@ -134,7 +134,6 @@ def test_what_is_not_offered_is_named(name: str) -> None:
         ({"output_config": {"effort": "x"}}, "output_config.effort: expected low, medium, high"),
         ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type: expected json_"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema: field required"),
-        ({"mcp_servers": [{}]}, "mcp_servers: this server calls no other servers"),
         (
             {"context_management": {"edits": [{"type": "compact_20260112"}]}},
             "context_management.edits.0.type: this server cannot compact conversations",

@@ -22,6 +22,8 @@ from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonica
 from ..model.turns import Block, Role, Text, Thinking, Turn, stable
 
 Value = TypeVar("Value")
+IMAGE_NOTE = "(There was an image here. This model cannot see images.)"
+"""Stands for an image in a tool's result, where the server is set to put one there."""
 
 
 class Conversation:
@@ -50,8 +52,12 @@ class Conversation:
         if text:
             self._add("assistant", Thinking(text))
 
-    def call(self, path: str, identifier: str, name: str, arguments: str) -> None:
-        """arguments: a JSON object as text, however spaced."""
+    def call(
+        self, path: str, identifier: str, name: str, arguments: str, *, inside: str = ""
+    ) -> None:
+        """arguments: a JSON object as text, however spaced. `inside`: where the call has it and
+        the name."""
+        whole, path = path, f"{path}.{inside}" if inside else path
         if not TOOL_NAME.fullmatch(name):
             raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
         text = decodable((arguments or "{}").encode())
@@ -65,15 +71,15 @@ class Conversation:
         if self._results:
             self._settle()
         if identifier in self._calls:
-            raise field_error(f"{path}.id", "two calls have this id")
+            raise field_error(f"{whole}.id", "two calls have this id")
         self._add("assistant", ToolCall(identifier, name, canonical_json(given)))
-        self._calls[identifier] = path
+        self._calls[identifier] = whole
 
-    def result(self, path: str, identifier: str, text: str) -> None:
+    def result(self, path: str, identifier: str, text: str, *, is_error: bool = False) -> None:
         """Of a call since the last turn of others; in any order."""
         if identifier not in self._calls or identifier in self._results:
             raise field_error(path, "no call before it waits for this result")
-        self._results[identifier] = ToolResult(identifier, text)
+        self._results[identifier] = ToolResult(identifier, text, is_error)
 
     def open_calls(self) -> list[str]:
         """Ids of calls without a result, in order."""

@@ -22,7 +22,7 @@ from .ollama import handlers as ollama
 from .ollama import models as ollama_models
 from .ollama.errors import OLLAMA_ERRORS
 from .openai import handlers as openai
-from .openai.errors import OPENAI_ERRORS, SHARED_ERRORS
+from .openai.errors import COMPLETION_ERRORS, OPENAI_ERRORS, RESPONSES_ERRORS, SHARED_ERRORS
 from .openai.response_store import ResponseStore
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ TABLE: dict[str, Methods] = {
 SHAPES = {
     "/v1/messages": MESSAGES_SHAPE,
     "/v1/chat/": OPENAI_ERRORS,
-    "/v1/completions": OPENAI_ERRORS,
-    "/v1/responses": OPENAI_ERRORS,
+    "/v1/completions": COMPLETION_ERRORS,
+    "/v1/responses": RESPONSES_ERRORS,
     "/v1/": SHARED_ERRORS,
     "/api/": OLLAMA_ERRORS,
 }

@@ -46,7 +46,8 @@ ALLOWED_HEADERS = (
 ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-", "openai-")
 EXPOSED_HEADERS = (
     "request-id, retry-after, x-should-retry, x-layer, x-layer-zero, x-compute-path, "
-    "x-engine-utilization, x-kv-headroom, x-layer-config, x-schema-relaxed, x-request-id, "
+    "x-engine-utilization, x-kv-headroom, x-layer-config, x-schema-relaxed, x-left-out, "
+    "x-request-id, "
     + ", ".join(f"anthropic-ratelimit-{kind}-{field}" for kind in KINDS for field in FIELDS)
 )
 PREFLIGHT_SECONDS = 600

@@ -5,7 +5,7 @@ defines: wanted_of, constrained, relaxed_header
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -65,10 +65,21 @@ def relaxed_header(prompt: Prompt) -> Iterator[tuple[str, str]]:
     if not relaxed:
         return
     places = [_path(prompt.generation, tool, place) for tool, place in relaxed[:PLACES_TOLD_MAX]]
+    yield "x-schema-relaxed", _listed(places, len(relaxed))
+
+
+def left_out_header(generation: Generation) -> Iterator[tuple[str, str]]:
+    """Reports the parts of the request that this server does not offer, if there are any."""
+    if places := generation.left_out:
+        yield "x-left-out", _listed(places[:PLACES_TOLD_MAX], len(places))
+
+
+def _listed(places: Sequence[str], count: int) -> str:
+    """The value of a header that shows the first of `count` places."""
     shown = [quote(place[:PLACE_CHARACTERS_MAX], safe=PLACE_SAFE) for place in places]
-    if (more := len(relaxed) - len(shown)) > 0:
+    if (more := count - len(shown)) > 0:
         shown.append(f"and {more} more")
-    yield "x-schema-relaxed", ", ".join(shown)
+    return ", ".join(shown)
 
 
 def _path(generation: Generation, tool: str, relaxation: Relaxation) -> str:

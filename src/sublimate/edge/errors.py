@@ -9,7 +9,7 @@ defines: ErrorKind, TABLE, GRPC_CODES, grpc_code, ApiError, error_again, field_e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -243,6 +243,12 @@ TABLE: dict[str, ErrorKind] = {
         "model: {model} is not served here. Served: {served}. Use one of these names, or start the "
         "server with --alias NAME=MODEL or --any-model.",
     ),
+    "item_not_found": ErrorKind(
+        404,
+        NOT_FOUND,
+        "{path}: there is no item {identifier} here. Items can be named as long as their response"
+        " is kept, which is in memory, if store is not false; else send the item itself.",
+    ),
     "response_not_found": ErrorKind(
         404,
         NOT_FOUND,
@@ -448,6 +454,16 @@ def error_again(
 def field_error(path: str, reason: str) -> ApiError:
     """A 400 whose text starts with the dotted path of the field. `reason` is fixed text."""
     return ApiError("field", path=path, reason=reason)
+
+
+VALUE_CHARACTERS_MAX = 64
+"""Of a value that an error repeats."""
+
+
+def unknown_value(path: str, value: str, known: Iterable[str], hint: str = "") -> ApiError:
+    """A 400 that repeats the value and says which there are."""
+    shown = ENCODE(value[:VALUE_CHARACTERS_MAX]).decode()
+    return field_error(path, f"{shown} is unknown; expected one of {', '.join(known)}{hint}")
 
 
 def envelope(error: ApiError, request_id: str) -> bytes:

@@ -23,7 +23,7 @@ from ..policy.decision import Border, Decision, Hardware, decide
 from ..policy.decision import Request as PolicyRequest
 from . import limits
 from .blocks import block_format
-from .constraints import constrained, relaxed_header, wanted_of
+from .constraints import constrained, left_out_header, relaxed_header, wanted_of
 from .engine import EngineLink, Submission
 from .errors import ApiError, field_error
 from .exchange import Exchange, Header, Request, new_identifier
@@ -254,7 +254,8 @@ def _new_answer(
         """The engine's are those of the first call; what is not enforced may be known later."""
         nonlocal of_engine
         of_engine = engine_headers(engine) if of_engine is None else of_engine
-        return [*of_engine, *relaxed_header(prompt)]
+        left_out = left_out_header(prompt.generation)
+        return [*of_engine, *relaxed_header(prompt), *left_out]
 
     return kind(
         exchange,

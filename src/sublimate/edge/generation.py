@@ -98,6 +98,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of turns: text as it is, whose control tokens are such, or token ids."""
     withdrawn_tools: frozenset[str] = frozenset()
     """Names of tools that were told and may not be called any more."""
+    left_out: tuple[str, ...] = ()
+    """What the request asks for and this server leaves out: path and value of each."""
     schema_paths: dict[str, str] = {}
     """By a tool's name: where its schema stands in the body, for errors."""
 

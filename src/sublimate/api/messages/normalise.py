@@ -28,6 +28,7 @@ from ...model.turns import (
     Turn,
     stable,
 )
+from ..conversation import IMAGE_NOTE
 from .content import (
     Base64Source,
     ContentSource,
@@ -55,7 +56,6 @@ from .content import (
 from .schema import Message, MessagesRequest
 from .tools import ToolParam, ToolSet, read_tool
 
-IMAGE_NOTE = "(There was an image here. This model cannot see images.)"
 NO_RESULT = "(The result of this call is not part of the conversation.)"
 REMOVED = "The tool {name} can no longer be called."
 
@@ -214,10 +214,23 @@ class _Reader:
         if self._calls is not None and self._calls.results:
             self.settle()
         self._add("assistant", said)
-        ids = {block.id: None for block in said if isinstance(block, ToolCall)}
+        ids = self._ids(said, path)
         if ids:
             known = self._calls.ids if self._calls is not None else {}
             self._calls = _Calls(path, len(self.turns) - 1, known | ids)
+
+    def _ids(self, said: list[Block], path: str) -> dict[str, None]:
+        """Of the calls, in order. Raises ApiError."""
+        known = self._calls.ids if self._calls is not None else {}
+        ids: dict[str, None] = {}
+        for block in said:
+            if not isinstance(block, ToolCall):
+                continue
+            if block.id in ids or block.id in known:
+                shown = block.id[:MISSING_CHARACTERS_MAX]
+                raise field_error(path, f"two `tool_use` blocks have the id {shown}")
+            ids[block.id] = None
+        return ids
 
     # ---- calls and results ---------------------------------------------------------------------
     def settle(self) -> None:

@@ -132,6 +132,7 @@ def _generation(
         profile=profile,
         stream=bool(request.stream),
         tools=told,
+        left_out=(*tools.left_out, *(["mcp_servers"] if request.mcp_servers else [])),
         withdrawn_tools=conversation.withdrawn,
         schema_paths=tools.schema_paths,
         parallel_tools=not (choice and choice.disable_parallel_tool_use),

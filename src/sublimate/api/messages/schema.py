@@ -130,8 +130,6 @@ def check_offered(request: MessagesRequest) -> None:
     for name in ("n", "best_of"):
         if getattr(request, name) not in (None, 1):
             raise field_error(name, "this server gives one answer per request")
-    if request.mcp_servers:
-        raise field_error("mcp_servers", "this server calls no other servers")
     for index, edit in enumerate((request.context_management or ContextManagement()).edits or []):
         if isinstance(edit, Compact):
             path = f"context_management.edits.{index}.type"

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...edge.errors import ApiError, field_error
+from ...edge.errors import ApiError, field_error, unknown_value
 from ...model.tool_formats import TOOL_NAME, Tool
 
 
@@ -33,6 +33,8 @@ class ToolSet(msgspec.Struct):
     """From the beginning."""
     deferred: dict[str, Tool]
     """Not before something names them."""
+    left_out: list[str] = []
+    """Place and type of each that this server does not offer."""
     schema_paths: dict[str, str] = {}
     """Where the schema of each stands in the body."""
 
@@ -46,6 +48,9 @@ def read_tools(params: Sequence[ToolParam], *, tools_max: int) -> ToolSet:
         raise field_error("tools", f"at most {tools_max} are taken")
     tools = ToolSet({}, {})
     for index, param in enumerate(params):
+        if (kind := param.type or "").startswith(NOT_OFFERED):
+            tools.left_out.append(f"tools.{index}:{kind}")
+            continue
         tool = read_tool(param, f"tools.{index}")
         if tools.find(tool.name) is not None:
             raise ApiError("tool_name_conflict", path=f"tools.{index}.name", name=tool.name)
@@ -58,8 +63,10 @@ def read_tool(param: ToolParam, path: str) -> Tool:
     """Raises ApiError that names the field."""
     kind = param.type or "custom"
     if kind != "custom":
-        _check_kind(kind, f"{path}.type")
-        known = CLIENT_TOOLS[kind]
+        known = CLIENT_TOOLS.get(kind)
+        if known is None:
+            hint = OTHER_SHAPE if kind == "function" else ""
+            raise unknown_value(f"{path}.type", kind, ("custom", *CLIENT_TOOLS), hint)
         return Tool(known.name, known.description, known.schema, bool(param.strict))
     if param.name is None:
         raise field_error(f"{path}.name", "field required")
@@ -73,21 +80,15 @@ def read_tool(param: ToolParam, path: str) -> Tool:
     return Tool(param.name, param.description or "", schema, bool(param.strict))
 
 
-def _check_kind(kind: str, path: str) -> None:
-    if kind in CLIENT_TOOLS:
-        return
-    if kind.startswith(SERVER_TOOLS):
-        raise field_error(path, "this server runs no tools itself; offer one that the client runs")
-    if kind.startswith(SCREEN_TOOLS):
-        raise field_error(path, "this server cannot read the pictures that these tools return")
-    raise field_error(path, "unknown tool type")
-
-
-SERVER_TOOLS = (
+NOT_OFFERED = (
     *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset"),
-    "advisor_",
+    *("advisor_", "computer_", "browser_"),
 )
-SCREEN_TOOLS = ("computer_", "browser_")
+"""Beginnings of the types that the server would have to run, or whose pictures it cannot read."""
+OTHER_SHAPE = (
+    ". This is a tool as OpenAI's API has it: here `name`, `description` and `input_schema` stand"
+    " in the tool itself"
+)
 
 
 # ---- tools without a schema of their own ---------------------------------------------------------

@@ -18,8 +18,9 @@ from ...edge.generate import choose_profile
 from ...edge.generation import Generation
 from ...edge.limits import TEMPERATURE_MAX
 from ...edge.sampling import Sampling, SamplingFields, token_limit
-from ...model.turns import Role, Turn
+from ...model.turns import BLOCK_SEPARATOR, Role, Turn
 from ..conversation import (
+    IMAGE_NOTE,
     Conversation,
     check_tools,
     checked,
@@ -28,8 +29,9 @@ from ..conversation import (
     thinking_budget,
 )
 from ..decode import decode_body
-from ..openai.request import ANY_OBJECT, Function, logprobs_of
+from ..openai.request import ANY_OBJECT, logprobs_of
 from ..openai.scores import Vocabulary
+from ..openai.tools import Inner
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -90,7 +92,7 @@ class Message(msgspec.Struct):
 
 
 class ToolParam(msgspec.Struct):
-    function: Function
+    function: Inner
     type: str = "function"
 
 
@@ -136,7 +138,8 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> OllamaGene
         for index, param in enumerate(request.tools or [])
     ]
     check_tools(tools, server.limits.tools_max)
-    turns = read_messages(request.messages, server.limits.messages_max)
+    notes = server.settings.tool_result_images == "note"
+    turns = read_messages(request.messages, server.limits.messages_max, image_notes=notes)
     paths = schema_paths(tools, "function.parameters")
     return _generation(
         server, exchange, request, turns=turns, tools=tuple(tools), schema_paths=paths
@@ -222,8 +225,10 @@ def _sampling(served: Served, options: Options, logprobs: int) -> Sampling:
 
 
 # ---- messages ------------------------------------------------------------------------------------
-def read_messages(messages: list[Message], messages_max: int) -> tuple[Turn, ...]:
-    """Turns. Raises ApiError."""
+def read_messages(
+    messages: list[Message], messages_max: int, *, image_notes: bool
+) -> tuple[Turn, ...]:
+    """Turns. image_notes: images of a result become a note. Raises ApiError."""
     if len(messages) > messages_max:
         raise field_error("messages", f"at most {messages_max} are taken")
     conversation = Conversation()
@@ -231,8 +236,12 @@ def read_messages(messages: list[Message], messages_max: int) -> tuple[Turn, ...
     """Id of a call -> its tool."""
     for index, message in enumerate(messages):
         path = f"messages.{index}"
-        _check_images(f"{path}.images", message.images)
-        text = message.content or ""
+        text, misses_images = message.content or "", False
+        if message.role == "tool" and image_notes and message.images:
+            notes = [IMAGE_NOTE] * len(message.images)
+            text, misses_images = BLOCK_SEPARATOR.join(filter(None, [text, *notes])), True
+        else:
+            _check_images(f"{path}.images", message.images)
         if role := SPOKEN.get(message.role):
             conversation.say(role, text)
         elif message.role == "assistant":
@@ -247,7 +256,7 @@ def read_messages(messages: list[Message], messages_max: int) -> tuple[Turn, ...
                 conversation.call(at, identifier, call.function.name, arguments)
         elif message.role == "tool":
             identifier = _answered(message, conversation.open_calls(), names)
-            conversation.result(path, identifier, text)
+            conversation.result(path, identifier, text, is_error=misses_images)
         else:
             raise field_error(f"{path}.role", "expected system, user, assistant or tool")
     turns = conversation.turns()

@@ -9,24 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...edge.errors import field_error
+from ...edge.errors import field_error, unknown_value
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
-from ...model.tool_formats import Tool
+from ...model.tool_formats import canonical_json
 from ...model.turns import Role
 from ..conversation import (
     Conversation,
-    check_tools,
-    make_tool,
-    schema_paths,
     switched_thinking,
     template_variables,
     thinking_budget,
 )
 from ..decode import decode_body
 from .request import (
-    Function,
     JsonSchema,
     Part,
     StopFields,
@@ -34,11 +30,12 @@ from .request import (
     check_not_offered,
     check_one,
     checked_sampling,
-    content_text,
     logprobs_of,
     read_choice,
+    result_text,
 )
 from .scores import Vocabulary
+from .tools import Offered, ToolParam, read_tools
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -51,10 +48,16 @@ class CalledFunction(msgspec.Struct):
     arguments: str = ""
 
 
+class CalledTool(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class Call(msgspec.Struct):
     id: str
-    function: CalledFunction
     type: str = "function"
+    function: CalledFunction | None = None
+    custom: CalledTool | None = None
 
 
 class ChatMessage(msgspec.Struct):
@@ -67,11 +70,6 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None
     function_call: Any = None
     audio: Any = None
-
-
-class ToolParam(msgspec.Struct):
-    type: str = "function"
-    function: Function | None = None
 
 
 class ResponseFormat(msgspec.Struct):
@@ -103,6 +101,8 @@ class ChatGeneration(Generation, frozen=True, kw_only=True):
     """With what only this API asks for."""
 
     include_usage: bool = False
+    offered: dict[str, Offered]
+    """The tools, by the names that the model knows."""
     vocabulary: Vocabulary = ()
     """Of the log-probabilities, if they are asked for."""
 
@@ -112,7 +112,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
-    check_not_offered(request, "functions", "function_call", "audio", "web_search_options")
+    check_not_offered(request, "functions", "function_call", "audio")
     check_one("n", request.n)
     if set(request.modalities or ()) - {"text"}:
         raise field_error("modalities", "this server answers with text")
@@ -121,18 +121,23 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     if request.max_completion_tokens is not None:
         limit = ("max_completion_tokens", request.max_completion_tokens)
     sampling = checked_sampling(served, request, limit, request.stop, logprobs)
-    tools = read_tools(request.tools or [], server.limits.tools_max)
-    choice = read_choice(request.tool_choice, tools)
+    params = [(f"tools.{index}", param) for index, param in enumerate(request.tools or [])]
+    tools = read_tools(params, server.limits.tools_max, nested=True)
+    choice = read_choice(request.tool_choice, tools.names)
+    left_out = [] if request.web_search_options is None else ["web_search_options"]
+    notes = server.settings.tool_result_images == "note"
     given, effort = request.chat_template_kwargs, request.reasoning_effort
     thinking = thinking_budget("reasoning_effort", effort, sampling.max_tokens)
     return ChatGeneration(
         model_name=served.name,
-        turns=read_messages(request.messages, server.limits.messages_max),
+        turns=read_messages(request.messages, server.limits.messages_max, image_notes=notes),
         sampling=sampling,
         profile=profile,
         stream=bool(request.stream),
-        tools=tuple(tools),
-        schema_paths=schema_paths(tools, "function.parameters"),
+        tools=tools.tools,
+        offered=tools.offered,
+        left_out=(*tools.left_out, *left_out),
+        schema_paths=tools.schema_paths,
         tool_choice=choice.choice,
         chosen_tool=choice.name,
         withdrawn_tools=choice.withdrawn,
@@ -145,23 +150,6 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )
-
-
-def read_tools(params: list[ToolParam], tools_max: int) -> list[Tool]:
-    """Raises ApiError."""
-    tools: list[Tool] = []
-    for index, param in enumerate(params):
-        path = f"tools.{index}"
-        if param.type != "function":
-            raise field_error(f"{path}.type", "a function is the only kind of tool offered")
-        function = param.function
-        if function is None:
-            raise field_error(f"{path}.function", "field required")
-        schema, strict = function.parameters, bool(function.strict)
-        path += ".function"
-        tools.append(make_tool(path, function.name, function.description, schema, strict))
-    check_tools(tools, tools_max)
-    return tools
 
 
 def _answer_schema(format: ResponseFormat | None) -> dict[str, Any] | None:
@@ -177,14 +165,17 @@ def _is_strict(format: ResponseFormat | None) -> bool:
     return bool(format and format.json_schema and format.json_schema.strict)
 
 
-def read_messages(messages: list[ChatMessage], messages_max: int) -> tuple[Any, ...]:
-    """Turns. Raises ApiError."""
+def read_messages(
+    messages: list[ChatMessage], messages_max: int, *, image_notes: bool
+) -> tuple[Any, ...]:
+    """Turns. image_notes: an image in a result becomes a note. Raises ApiError."""
     if len(messages) > messages_max:
         raise field_error("messages", f"at most {messages_max} are taken")
     conversation = Conversation()
     for index, message in enumerate(messages):
         path = f"messages.{index}"
-        text = content_text(f"{path}.content", message.content)
+        notes = image_notes and message.role == "tool"
+        text, is_error = result_text(f"{path}.content", message.content, notes=notes)
         if role := SPOKEN.get(message.role):
             conversation.say(role, text)
         elif message.role == "assistant":
@@ -192,10 +183,11 @@ def read_messages(messages: list[ChatMessage], messages_max: int) -> tuple[Any, 
         elif message.role == "tool":
             if message.tool_call_id is None:
                 raise field_error(f"{path}.tool_call_id", "field required")
-            conversation.result(f"{path}.tool_call_id", message.tool_call_id, text)
+            conversation.result(
+                f"{path}.tool_call_id", message.tool_call_id, text, is_error=is_error
+            )
         else:
-            reason = "expected system, developer, user, assistant or tool"
-            raise field_error(f"{path}.role", reason)
+            raise unknown_value(f"{path}.role", message.role, (*SPOKEN, "assistant", "tool"))
     turns = conversation.turns()
     if not turns:
         raise field_error("messages", "at least one message with content is required")
@@ -211,6 +203,13 @@ def _read_answer(conversation: Conversation, path: str, message: ChatMessage, te
     conversation.say("assistant", text or message.refusal or "")
     for index, call in enumerate(message.tool_calls or []):
         at = f"{path}.tool_calls.{index}"
-        if call.type != "function":
-            raise field_error(f"{at}.type", "a function is the only kind of call offered")
-        conversation.call(at, call.id, call.function.name, call.function.arguments)
+        if call.type not in ("function", "custom"):
+            raise unknown_value(f"{at}.type", call.type, ("function", "custom"))
+        if call.type == "custom" and call.custom is not None:
+            arguments = canonical_json({"input": call.custom.input})
+            conversation.call(at, call.id, call.custom.name, arguments, inside="custom")
+        elif call.type == "function" and call.function is not None:
+            function = call.function
+            conversation.call(at, call.id, function.name, function.arguments, inside="function")
+        else:
+            raise field_error(f"{at}.{call.type}", "field required")

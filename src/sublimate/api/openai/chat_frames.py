@@ -18,6 +18,7 @@ from ...edge.stream import Answer
 from .chat import ChatGeneration
 from .errors import OPENAI_ERRORS
 from .scores import shown_scores
+from .tools import chat_call, free_text
 
 ENCODE = msgspec.json.Encoder().encode
 FINISH = {
@@ -56,6 +57,10 @@ class ChatDialect(Dialect):
         usage = b',"usage":null' if self._generation.include_usage else b""
         self._tail = b"}]" + usage + b"}\n\n"
         self._calls = -1
+        self._custom = False
+        """The open call is one of a custom tool."""
+        self._arguments: list[str] = []
+        """Of that call so far."""
         self._scores: list[Score] = []
         """Of tokens without a chunk so far."""
 
@@ -85,14 +90,29 @@ class ChatDialect(Dialect):
                 return self._chunk(b'{"reasoning_content":' + ENCODE(text) + b"}")
             case "tool_start":
                 self._calls += 1
-                function = {"name": text, "arguments": ""}
-                call = {"id": call_id(identifier), "type": "function", "function": function}
+                self._custom = self._is_custom(text)
+                call = {"id": call_id(identifier), **self._call(text, "")}
                 return self._chunk(ENCODE({"tool_calls": [{"index": self._calls, **call}]}))
+            case "arguments" if self._custom:
+                self._arguments.append(text)
+                return b""
+            case "stop" if self._custom:
+                # The input is a string in the arguments, so it is known when they are whole.
+                given, self._custom, self._arguments = "".join(self._arguments), False, []
+                call = {"index": self._calls, "custom": {"input": free_text(given)}}
+                return self._chunk(ENCODE({"tool_calls": [call]}))
             case "arguments":
                 head = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % self._calls
                 return self._chunk(head + ENCODE(text) + b"}}]}")
             case _:
                 return b""
+
+    def _is_custom(self, name: str) -> bool:
+        offered = self._generation.offered.get(name)
+        return offered is not None and offered.type == "custom"
+
+    def _call(self, name: str, arguments: str) -> dict[str, Any]:
+        return chat_call(self._generation.offered.get(name), name, arguments)
 
     def _chunk(self, delta: bytes, finish: bytes = b"null") -> bytes:
         scores = b"null"
@@ -121,7 +141,14 @@ class ChatDialect(Dialect):
         blocks = fold_pieces(pieces)
         text = "".join(block["text"] for block in blocks if block["type"] == "text")
         thinking = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-        calls = [shown_call(block) for block in blocks if block["type"] == "tool_use"]
+        calls = [
+            {
+                "id": call_id(block["id"]),
+                **self._call(block["name"], bytes(block["input"]).decode()),
+            }
+            for block in blocks
+            if block["type"] == "tool_use"
+        ]
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if thinking:
             message["reasoning_content"] = thinking
@@ -135,8 +162,3 @@ class ChatDialect(Dialect):
         choice = {"index": 0, "message": message, "logprobs": shown, "finish_reason": finish}
         envelope = self._envelope("chat.completion")
         return {**envelope, "choices": [choice], "usage": usage(self.answer, event)}
-
-
-def shown_call(block: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": block["name"], "arguments": bytes(block["input"]).decode()}
-    return {"id": call_id(block["id"]), "type": "function", "function": function}

@@ -21,7 +21,7 @@ from ...edge.generation import Generation
 from ...edge.stream import Answer
 from ..decode import decode_body
 from .chat_frames import DONE, FINISH, usage
-from .errors import OPENAI_ERRORS
+from .errors import COMPLETION_ERRORS
 from .request import StopFields, check_not_offered, check_one, checked_sampling
 from .scores import Vocabulary, completion_scores
 
@@ -110,7 +110,7 @@ def _text_of(prompt: str | tuple[int, ...], vocabulary: Vocabulary) -> str:
 
 
 class CompletionDialect(Dialect):
-    error_shape = OPENAI_ERRORS
+    error_shape = COMPLETION_ERRORS
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer)

@@ -22,35 +22,39 @@ CODES = {
     "rate_limited": "rate_limit_exceeded",
     "too_many_at_once": "rate_limit_exceeded",
 }
-PARAMS = {
-    "unknown_model": "model",
-    "prompt_too_long": "messages",
-    "response_not_found": "previous_response_id",
-}
+PARAMS = {"unknown_model": "model", "response_not_found": "previous_response_id"}
+OF_PROMPT = ("prompt_too_long", "template_limit")
+"""Errors of the field that holds the prompt, whatever the API calls it."""
 OVERLOADED, UNAVAILABLE = 529, 503
 """Their clients know, and retry, the second."""
 
 
-def described(error: ApiError) -> dict[str, Any]:
+def described(error: ApiError, prompt_field: str = "messages") -> dict[str, Any]:
     """The inner object."""
     kind = TYPES.get(error.kind.type, error.kind.type)
-    return {"message": error.text, "type": kind, **_place(error), **error.extra}
+    return {"message": error.text, "type": kind, **_place(error, prompt_field), **error.extra}
 
 
-def _place(error: ApiError) -> dict[str, Any]:
+def _place(error: ApiError, prompt_field: str) -> dict[str, Any]:
     code = CODES.get(error.code) or error.kind.error_code or None
-    return {"param": error.path or PARAMS.get(error.code), "code": code}
+    param = prompt_field if error.code in OF_PROMPT else PARAMS.get(error.code)
+    return {"param": error.path or param, "code": code}
 
 
 class OpenAIErrors(ErrorShape):
+    """`prompt_field`: of the bodies of an API."""
+
     id_headers = ("request-id", "x-request-id")
+
+    def __init__(self, prompt_field: str = "messages") -> None:
+        self._prompt_field = prompt_field
 
     def status(self, error: ApiError) -> int:
         return UNAVAILABLE if error.kind.status == OVERLOADED else error.kind.status
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         del request_id  # in the header
-        return msgspec.json.encode({"error": described(error)})
+        return msgspec.json.encode({"error": described(error, self._prompt_field)})
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         return b"data: " + self.body(error, request_id) + b"\n\n"
@@ -63,7 +67,7 @@ class SharedErrors(ErrorShape):
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         whole = msgspec.json.decode(envelope(error, request_id))
-        whole["error"] |= _place(error)
+        whole["error"] |= _place(error, "messages")
         return msgspec.json.encode(whole)
 
     def event(self, error: ApiError, request_id: str) -> bytes:
@@ -71,4 +75,6 @@ class SharedErrors(ErrorShape):
 
 
 OPENAI_ERRORS = OpenAIErrors()
+COMPLETION_ERRORS = OpenAIErrors("prompt")
+RESPONSES_ERRORS = OpenAIErrors("input")
 SHARED_ERRORS = SharedErrors()

@@ -6,19 +6,19 @@ defines: SharedFields, StreamOptions, StopFields, check_not_offered, check_one, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from ... import _core
-from ...edge.errors import field_error
+from ...edge.errors import field_error, unknown_value
 from ...edge.generation import ToolChoice
 from ...edge.sampling import Sampling, token_limit
-from ...model.tool_formats import Tool
 from ...model.turns import BLOCK_SEPARATOR
-from ..conversation import checked
+from ..conversation import IMAGE_NOTE, checked
 from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
+from .tools import CLIENT_TOOLS, flat_name, is_hosted
 
 if TYPE_CHECKING:
     from ...edge.served import Served
@@ -27,6 +27,8 @@ LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MODES: dict[str, ToolChoice] = {"auto": "auto", "required": "any"}
 CHOICES: dict[str, ToolChoice] = {"none": "none", **MODES}
+CHOSEN = ("function", "custom", *CLIENT_TOOLS)
+"""Types of a choice of one tool."""
 
 
 class SharedFields(OtherFields, kw_only=True):
@@ -102,6 +104,18 @@ def logprobs_of(wanted: bool | None, top: int | None) -> int:
     return (top or 0) if wanted else -1
 
 
+IMAGES = ("image_url", "input_image")
+
+
+def result_text(path: str, content: str | list[Part] | None, *, notes: bool) -> tuple[str, bool]:
+    """(Text of a tool's result, whether the model misses a part of it). notes: an image becomes a
+    note to the model. Raises ApiError."""
+    if not notes or content is None or isinstance(content, str):
+        return content_text(path, content), False
+    seen = [Part("text", IMAGE_NOTE) if part.type in IMAGES else part for part in content]
+    return content_text(path, seen), any(part.type in IMAGES for part in content)
+
+
 def content_text(path: str, content: str | list[Part] | None) -> str:
     """Raises ApiError."""
     if content is None or isinstance(content, str):
@@ -113,7 +127,7 @@ def content_text(path: str, content: str | list[Part] | None) -> str:
         if part.type == "refusal":
             texts.append(part.refusal or "")
         elif part.type not in TEXT_PARTS:
-            raise field_error(f"{path}.{index}.type", "unknown type of content")
+            raise unknown_value(f"{path}.{index}.type", part.type, TEXT_PARTS)
         elif part.text is None:
             raise field_error(f"{path}.{index}.text", "field required")
         else:
@@ -142,13 +156,6 @@ def answer_schema(path: str, kind: str, schema: JsonSchema | None) -> dict[str, 
     return schema.schema
 
 
-class Function(msgspec.Struct):
-    name: str
-    description: str | None = None
-    parameters: Any = None
-    strict: bool | None = None
-
-
 class Choice(msgspec.Struct, frozen=True):
     """tool_choice as a generation has it."""
 
@@ -158,34 +165,34 @@ class Choice(msgspec.Struct, frozen=True):
     """Names of tools that are told and may not be called."""
 
 
-def read_choice(given: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Choice:
-    """Of chat completions, whose choices name a function in an object of its own, and of
-    responses, which are flat. Raises ApiError."""
-    names = {tool.name for tool in tools}
+def read_choice(given: str | dict[str, Any] | None, names: Mapping[str, str]) -> Choice:
+    """Of chat completions, whose choices name a tool in an object of its own, and of responses,
+    which are flat. `names`: of ToolSet. Raises ApiError."""
     if given is None:
         return Choice()
     if isinstance(given, str):
         return _choice_of_mode("tool_choice", given, CHOICES, names)
-    if given.get("type") == "allowed_tools":
+    kind = given.get("type")
+    if kind == "allowed_tools":
         return _allowed(given, names)
-    if given.get("type") != "function":
-        reason = "expected function or allowed_tools: no other tools are offered"
-        raise field_error("tool_choice.type", reason)
+    if kind not in CHOSEN:
+        shown = kind if isinstance(kind, str) else ""
+        raise unknown_value("tool_choice.type", shown, (*CHOSEN, "allowed_tools"))
     return Choice("tool", _chosen_name("tool_choice", given, names))
 
 
 def _choice_of_mode(
-    path: str, mode: Any, modes: Mapping[str, ToolChoice], callable_names: set[str]
+    path: str, mode: Any, modes: Mapping[str, ToolChoice], callable_names: Collection[str]
 ) -> Choice:
     known = modes.get(mode) if isinstance(mode, str) else None
     if known is None:
-        raise field_error(path, f"expected {', '.join(modes)}, or the choice of a function")
+        raise field_error(path, f"expected {', '.join(modes)}, or the choice of a tool")
     if known == "any" and not callable_names:
         raise field_error("tool_choice", "there are no tools to choose from")
     return Choice(known)
 
 
-def _allowed(given: dict[str, Any], names: set[str]) -> Choice:
+def _allowed(given: dict[str, Any], names: Mapping[str, str]) -> Choice:
     """Some of the tools: all are told, so that the prompt's beginning stays as it is."""
     path = "tool_choice"
     if isinstance(inner := given.get("allowed_tools"), dict):
@@ -196,15 +203,26 @@ def _allowed(given: dict[str, Any], names: set[str]) -> Choice:
     allowed = {
         _chosen_name(f"{path}.tools.{index}", entry, names)
         for index, entry in enumerate(cast(list[Any], entries))
+        if not _is_hosted(entry)
     }
     mode = _choice_of_mode(f"{path}.mode", given.get("mode"), MODES, allowed)
-    return msgspec.structs.replace(mode, withdrawn=frozenset(names - allowed))
+    return msgspec.structs.replace(mode, withdrawn=frozenset(names.values()) - allowed)
 
 
-def _chosen_name(path: str, entry: Any, names: set[str]) -> str:
+def _is_hosted(entry: Any) -> bool:
+    kind = cast(dict[str, Any], entry).get("type") if isinstance(entry, dict) else None
+    return isinstance(kind, str) and is_hosted(kind)
+
+
+def _chosen_name(path: str, entry: Any, names: Mapping[str, str]) -> str:
     given = cast(dict[str, Any], entry) if isinstance(entry, dict) else {}
-    function = given.get("function", given)
-    name = cast(dict[str, Any], function).get("name") if isinstance(function, dict) else None
+    kind = given.get("type")
+    inner = given.get(kind, given) if isinstance(kind, str) else given
+    name = cast(dict[str, Any], inner).get("name") if isinstance(inner, dict) else None
+    if kind in CLIENT_TOOLS:
+        name = kind
+    if isinstance(name, str) and isinstance(namespace := given.get("namespace"), str):
+        name = flat_name(namespace, name)
     if not isinstance(name, str) or name not in names:
         raise field_error(path, "no tool of this request has this name")
-    return name
+    return names[name]

@@ -22,9 +22,10 @@ from ...edge.stream import Answer
 from ...model.tool_formats import canonical_json
 from ...model.turns import Block, Text, Thinking, ToolCall, Turn, is_continued, merged
 from .chat_frames import call_id
-from .errors import OPENAI_ERRORS, described
+from .errors import RESPONSES_ERRORS, described
 from .responses import ResponsesGeneration
 from .scores import shown_scores
+from .tools import CallItem, call_members, fill_call, is_whole, read_call
 
 ENCODE = msgspec.json.Encoder().encode
 Json = dict[str, Any]
@@ -33,10 +34,11 @@ DELTAS = {
     "thinking": "response.reasoning_text",
     "arguments": "response.function_call_arguments",
 }
+CUSTOM_INPUT = "response.custom_tool_call_input"
 
 
 class ResponsesDialect(Dialect):
-    error_shape = OPENAI_ERRORS
+    error_shape = RESPONSES_ERRORS
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer)
@@ -49,6 +51,8 @@ class ResponsesDialect(Dialect):
         """Kind of the pieces of the open item; "" if none is."""
         self._texts: list[str] = []
         """Of the open item so far."""
+        self._is_ended = False
+        """The open item has ended; whether it is whole, what follows says."""
         self._delta = b""
         """Head of a delta of the open item."""
         self._scores: list[Score] = []
@@ -69,7 +73,12 @@ class ResponsesDialect(Dialect):
     def _framed(self, piece: Piece) -> bytes:
         kind, text, identifier = piece
         if kind == "stop":
-            return self._close()
+            self._is_ended = True
+            return b""
+        closed = self._close() if self._is_ended else b""
+        return closed + self._shown(kind, text, identifier)
+
+    def _shown(self, kind: str, text: str, identifier: str) -> bytes:
         if kind == "tool_start":
             return self._open_item("arguments", self._call_item(identifier, text))
         opened = b""
@@ -77,6 +86,8 @@ class ResponsesDialect(Dialect):
             item = self._message_item() if kind == "text" else self._reasoning_item()
             opened = self._open_item(kind, item)
         self._texts.append(text)
+        if kind == "arguments" and self._output[-1]["type"] != "function_call":
+            return opened  # this client waits for the whole of it
         shown = b""
         if kind == "text":
             shown = b',"logprobs":' + ENCODE(self._take_scores())
@@ -103,37 +114,53 @@ class ResponsesDialect(Dialect):
         self._delta = b"event: " + name.encode() + b"\ndata: " + head + b',"delta":'
         return frames
 
-    def _close(self) -> bytes:
-        """The open item is whole."""
+    def _close(self, *, is_cut: bool = False) -> bytes:
+        """The open item has ended. is_cut: at the limit of tokens."""
         kind, text = self._open, "".join(self._texts)
         if not kind:
             return b""
         item = self._output[-1]
-        item["status"] = "completed"
-        where = self._where()
         if kind == "arguments":
-            item["arguments"] = text
-            done: Json = {"name": item["name"], "arguments": text}
+            is_cut = is_cut and not is_whole(text)
+            fill_call(item, text)
+            frames = self._call_done(item)
         else:
-            done = {"text": text}
+            frames = self._text_done(item, kind, text)
+        item["status"] = "incomplete" if is_cut else "completed"
+        place = self._place()
+        frames += self._event("response.output_item.done", output_index=place, item=item)
+        self._open, self._texts, self._shown_scores = "", [], []
+        self._is_ended = False
+        return frames
+
+    def _text_done(self, item: Json, kind: str, text: str) -> bytes:
+        where = self._where()
+        done: Json = {"text": text}
         if kind == "text":
             self._take_scores()
             done["logprobs"] = self._shown_scores
         frames = self._event(f"{DELTAS[kind]}.done", **where, **done)
-        if kind != "arguments":
-            item["content"] = [self._part(text)]
-            frames += self._event("response.content_part.done", **where, part=item["content"][0])
-        place = self._place()
-        frames += self._event("response.output_item.done", output_index=place, item=item)
-        self._open, self._texts, self._shown_scores = "", [], []
-        return frames
+        item["content"] = [self._part(text)]
+        return frames + self._event("response.content_part.done", **where, part=item["content"][0])
+
+    def _call_done(self, item: Json) -> bytes:
+        where = self._where()
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            return self._event(f"{DELTAS['arguments']}.done", **where, **done)
+        if item["type"] == "custom_tool_call":
+            given = item["input"]
+            frames = self._event(f"{CUSTOM_INPUT}.delta", **where, delta=given)
+            return frames + self._event(f"{CUSTOM_INPUT}.done", **where, input=given)
+        return b""
 
     def end(self, event: _core.StreamEvent) -> bytes:
+        frames = self._close(is_cut=event.stop_reason == "max_tokens")
         response = self._ended(event)
-        return self._event(f"response.{response['status']}", response=response)
+        return frames + self._event(f"response.{response['status']}", response=response)
 
     def event(self, error: ApiError, request_id: str) -> bytes:
-        told = described(error)
+        told = described(error, "input")
         shown = {name: told[name] for name in ("code", "message", "param")}
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.text}
@@ -151,6 +178,7 @@ class ResponsesDialect(Dialect):
         self, pieces: Sequence[Piece], scores: list[Score], event: _core.StreamEvent
     ) -> dict[str, Any]:
         self.progress(pieces, scores)
+        self._close(is_cut=event.stop_reason == "max_tokens")
         return self._ended(event)
 
     def _ended(self, event: _core.StreamEvent) -> Json:
@@ -179,12 +207,12 @@ class ResponsesDialect(Dialect):
         return response
 
     def _conversation(self) -> list[Turn] | None:
-        """With this answer. None: a call has a number that no double holds, so nobody can go on
-        from it."""
+        """With this answer. None: a call was cut, or has a number that no double holds, so nobody
+        can go on from it."""
         turns = list(self._generation.conversation)
         try:
             blocks = list(map(_block, self._output))
-        except msgspec.ValidationError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         if is_continued(turns) and blocks and isinstance(blocks[0], Text):
             *before, last = turns.pop().blocks
@@ -230,8 +258,8 @@ class ResponsesDialect(Dialect):
         return self._item("rs", "reasoning", summary=[], content=[])
 
     def _call_item(self, identifier: str, name: str) -> Json:
-        called = call_id(identifier)
-        return self._item("fc", "function_call", call_id=called, name=name, arguments="")
+        prefix, kind, members = call_members(self._generation.offered.get(name), name)
+        return self._item(prefix, kind, call_id=call_id(identifier), **members)
 
     def _part(self, text: str) -> Json:
         if self._open == "thinking":
@@ -256,5 +284,5 @@ def _block(item: Json) -> Block:
         case "reasoning":
             return Thinking(item["content"][0]["text"])
         case _:
-            arguments = canonical_json(msgspec.json.decode(item["arguments"]))
-            return ToolCall(item["call_id"], item["name"], arguments)
+            identifier, name, arguments = read_call("output", msgspec.convert(item, CallItem))
+            return ToolCall(identifier, name, canonical_json(msgspec.json.decode(arguments)))

@@ -89,9 +89,12 @@ class ResponseStore:
         kept."""
         self._memory.keep(owner, identifier, Kept(body, tuple(turns), tuple(inputs)))
 
+    def find_or_none(self, owner: bytes, identifier: str) -> Kept | None:
+        return self._memory.find(owner, identifier)
+
     def find(self, owner: bytes, identifier: str) -> Kept:
         """Raises ApiError (404)."""
-        kept = self._memory.find(owner, identifier)
+        kept = self.find_or_none(owner, identifier)
         if kept is None:
             raise ApiError("response_not_found")
         return kept

@@ -5,27 +5,26 @@ defines: ResponsesRequest, ResponsesGeneration, read_response
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...edge.errors import field_error
+from ...edge.errors import field_error, unknown_value
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
 from ...edge.sampling import Sampling
-from ...model.tool_formats import Tool
+from ...model.tool_formats import canonical_json
 from ...model.turns import BLOCK_SEPARATOR, Role, Turn, said
 from ..conversation import (
     Conversation,
-    check_tools,
-    make_tool,
-    schema_paths,
     switched_thinking,
     template_variables,
     thinking_budget,
 )
 from ..decode import decode_body
+from .input_items import KeptItems
 from .request import (
     JsonSchema,
     Part,
@@ -36,9 +35,21 @@ from .request import (
     content_text,
     logprobs_of,
     read_choice,
+    result_text,
 )
 from .response_store import ResponseStore, not_elsewhere
 from .scores import Vocabulary
+from .tools import (
+    CALL_TYPES,
+    HOSTED_ITEMS,
+    RESULT_TYPES,
+    CallItem,
+    Offered,
+    ToolParam,
+    is_offered,
+    read_call,
+    read_tools,
+)
 
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
@@ -49,29 +60,22 @@ ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
+REFERENCE = "item_reference"
+ADDITIONAL_TOOLS = "additional_tools"
+ITEM_TYPES = ("message", "reasoning", REFERENCE, ADDITIONAL_TOOLS, *CALL_TYPES, *RESULT_TYPES)
 SCORES = "message.output_text.logprobs"
 """Of `include`: what this server can add. The others are of tools that it does not run."""
 
 
-class Item(msgspec.Struct):
+class Item(CallItem, kw_only=True):
     """Of the input. What it holds depends on its type."""
 
     type: str = "message"
     role: str | None = None
     content: str | list[Part] | None = None
     summary: list[Part] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
-
-
-class ToolParam(msgspec.Struct):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Any = None
-    strict: bool | None = None
+    output: Any = None
+    tools: list[ToolParam] | None = None
 
 
 class TextFormat(msgspec.Struct):
@@ -100,7 +104,7 @@ class ResponsesRequest(SharedFields, kw_only=True):
     reasoning: Reasoning | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
@@ -116,6 +120,8 @@ DECODER = msgspec.json.Decoder(ResponsesRequest)
 class ResponsesGeneration(Generation, frozen=True, kw_only=True):
     """With what only this API asks for."""
 
+    offered: dict[str, Offered]
+    """The tools, by the names that the model knows."""
     shown: dict[str, Any]
     """Members of a response that repeat its request."""
     conversation: tuple[Turn, ...]
@@ -131,23 +137,30 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
-    check_not_offered(request, "background", "conversation", "prompt", "context_management")
-    if request.truncation not in (None, "disabled"):
-        raise field_error("truncation", "this server never leaves out a part of a conversation")
+    check_not_offered(request, "background", "conversation", "prompt")
+    if request.truncation not in (None, "auto", "disabled"):
+        raise unknown_value("truncation", request.truncation, ("auto", "disabled"))
     wants_scores = SCORES in (request.include or [])
     if wants_scores and request.tools:
         raise field_error("include", "log-probabilities are of answers without tools here")
     logprobs = logprobs_of(wants_scores, request.top_logprobs or None)
     limit = ("max_output_tokens", request.max_output_tokens)
     sampling = checked_sampling(served, request, limit, logprobs=logprobs)
-    tools = read_tools(request.tools or [], server.limits.tools_max)
-    choice = read_choice(request.tool_choice, tools)
+    items = request.input if isinstance(request.input, list) else []
+    tools = read_tools(_tool_params(request, items), server.limits.tools_max)
+    choice = read_choice(request.tool_choice, tools.names)
     store = server.part(ResponseStore)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
         not_elsewhere(server, exchange, request.previous_response_id)
         before = store.find(exchange.tenant_key, request.previous_response_id).turns
-    conversation = read_input(request.input, before, server.limits.messages_max)
+    reader = _Reader(
+        before, KeptItems(server, exchange), server.settings.tool_result_images == "note"
+    )
+    conversation = reader.read(request.input, server.limits.messages_max)
+    left_out = [*tools.left_out, *reader.left_out]
+    if request.context_management:
+        left_out.append("context_management")
     told = (said("system", request.instructions),) if request.instructions else ()
     effort = request.reasoning.effort if request.reasoning else None
     thinking = thinking_budget("reasoning.effort", effort, sampling.max_tokens)
@@ -159,8 +172,10 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         sampling=sampling,
         profile=profile,
         stream=bool(request.stream),
-        tools=tuple(tools),
-        schema_paths=schema_paths(tools, "parameters"),
+        tools=tools.tools,
+        offered=tools.offered,
+        left_out=tuple(left_out),
+        schema_paths=tools.schema_paths,
         tool_choice=choice.choice,
         chosen_tool=choice.name,
         withdrawn_tools=choice.withdrawn,
@@ -176,19 +191,14 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     )
 
 
-def read_tools(params: list[ToolParam], tools_max: int) -> list[Tool]:
-    """Raises ApiError."""
-    tools: list[Tool] = []
-    for index, param in enumerate(params):
-        path = f"tools.{index}"
-        if param.type != "function":
-            raise field_error(f"{path}.type", "a function is the only kind of tool offered")
-        if param.name is None:
-            raise field_error(f"{path}.name", "field required")
-        strict = bool(param.strict)
-        tools.append(make_tool(path, param.name, param.description, param.parameters, strict))
-    check_tools(tools, tools_max)
-    return tools
+def _tool_params(request: ResponsesRequest, items: list[Item]) -> Iterator[tuple[str, ToolParam]]:
+    """(Path, entry) of all tools, also of those that the input adds on the way."""
+    for index, param in enumerate(request.tools or []):
+        yield f"tools.{index}", param
+    for place, item in enumerate(items):
+        if item.type == ADDITIONAL_TOOLS:
+            for index, param in enumerate(item.tools or []):
+                yield f"input.{place}.tools.{index}", param
 
 
 def _answer_schema(text: TextConfig | None) -> dict[str, Any] | None:
@@ -219,7 +229,7 @@ def _shown(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "text": {"format": shown_format},
         "tool_choice": request.tool_choice or "auto",
-        "tools": msgspec.to_builtins(request.tools or []),
+        "tools": msgspec.to_builtins(list(filter(is_offered, request.tools or []))),
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -227,42 +237,62 @@ def _shown(request: ResponsesRequest, sampling: Sampling) -> dict[str, Any]:
 
 
 # ---- input ---------------------------------------------------------------------------------------
-def read_input(
-    given: str | list[Item], before: tuple[Turn, ...], items_max: int
-) -> tuple[Turn, ...]:
-    """The conversation so far. Raises ApiError."""
-    conversation = Conversation(before)
-    if isinstance(given, str):
-        given = [Item(role="user", content=given)]
-    if len(given) > items_max:
-        raise field_error("input", f"at most {items_max} are taken")
-    for index, item in enumerate(given):
-        _read_item(conversation, f"input.{index}", item)
-    turns = conversation.turns()
-    if turns == before:
-        raise field_error("input", "at least one item with content is required")
-    return turns
+class _Reader:
+    """Goes through the input once."""
 
+    def __init__(self, before: tuple[Turn, ...], kept: KeptItems, image_notes: bool) -> None:
+        self.left_out: list[str] = []
+        self._before = before
+        self._conversation = Conversation(before)
+        self._kept = kept
+        self._image_notes = image_notes
 
-def _read_item(conversation: Conversation, path: str, item: Item) -> None:
-    match item.type:
-        case "message":
+    def read(self, given: str | list[Item], items_max: int) -> tuple[Turn, ...]:
+        """The conversation so far. Raises ApiError."""
+        if isinstance(given, str):
+            given = [Item(role="user", content=given)]
+        if len(given) > items_max:
+            raise field_error("input", f"at most {items_max} are taken")
+        for index, item in enumerate(given):
+            self._item(f"input.{index}", item)
+        turns = self._conversation.turns()
+        if turns == self._before:
+            raise field_error("input", "at least one item with content is required")
+        return turns
+
+    def _item(self, path: str, item: Item) -> None:
+        conversation = self._conversation
+        if item.type == REFERENCE or (item.type == "message" and item.id and not item.role):
+            if not item.id:
+                raise field_error(f"{path}.id", "field required")
+            item = msgspec.convert(self._kept.find(path, item.id), Item)
+        if item.type == "message":
             role = ROLES.get(item.role or "")
             if role is None:
-                raise field_error(f"{path}.role", "expected system, developer, user or assistant")
+                raise unknown_value(f"{path}.role", item.role or "", ROLES)
             conversation.say(role, content_text(f"{path}.content", item.content))
-        case "function_call":
-            for name in ("call_id", "name"):
-                if getattr(item, name) is None:
-                    raise field_error(f"{path}.{name}", "field required")
-            arguments = item.arguments or ""
-            conversation.call(path, item.call_id or "", item.name or "", arguments)
-        case "function_call_output":
-            text = content_text(f"{path}.output", item.output)
-            conversation.result(f"{path}.call_id", item.call_id or "", text)
-        case "reasoning":
+        elif item.type in CALL_TYPES:
+            conversation.call(path, *read_call(path, item))
+        elif item.type in RESULT_TYPES:
+            text, is_error = self._output(f"{path}.output", item.output)
+            identifier = item.call_id or item.id or ""
+            conversation.result(f"{path}.call_id", identifier, text, is_error=is_error)
+        elif item.type == "reasoning":
             texts = [content_text(f"{path}.content", item.content)]
             texts += [content_text(f"{path}.summary", item.summary)] if not texts[0] else []
             conversation.think(BLOCK_SEPARATOR.join(filter(None, texts)))
-        case _:
-            raise field_error(f"{path}.type", "this server cannot read items of this type")
+        elif item.type in HOSTED_ITEMS:
+            self.left_out.append(f"{path}:{item.type}")
+        elif item.type != ADDITIONAL_TOOLS:
+            raise unknown_value(f"{path}.type", item.type, ITEM_TYPES)
+
+    def _output(self, path: str, output: Any) -> tuple[str, bool]:
+        """(Text of a result, whether the model misses a part of it). What a shell returns is JSON
+        of its own."""
+        if output is None or isinstance(output, str):
+            return output or "", False
+        try:
+            parts = msgspec.convert(output, list[Part])
+        except msgspec.ValidationError:
+            return canonical_json(output), False
+        return result_text(path, parts, notes=self._image_notes)

@@ -164,6 +164,9 @@ def log_body(exchange: Exchange) -> None:
     REQUESTS.info("body", extra={"fields": fields})
 
 
+LEFT_OUT_CHARACTERS_MAX = 1024
+
+
 def log_exchange(level: int, exchange: Exchange, answer: Answer | None, end: str = "") -> None:
     """One line per answer. `end`: of a request that has none."""
     if not REQUESTS.isEnabledFor(level):
@@ -186,6 +189,8 @@ def log_exchange(level: int, exchange: Exchange, answer: Answer | None, end: str
         fields["cached_tokens"] = answer.cached_tokens
         fields["output_tokens"] = answer.output_tokens
         fields["end"] = answer.stop_reason
+        if answer.generation.left_out:
+            fields["left_out"] = ", ".join(answer.generation.left_out)[:LEFT_OUT_CHARACTERS_MAX]
         if stages := answer.timing.stages_ms():
             fields["stages_ms"] = stages
             fields["first_way_ms"] = answer.timing.first_way_ms()
