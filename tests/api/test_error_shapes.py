@@ -316,7 +316,7 @@ CAUSES = {
     "embeddings": "error_shapes::embeddings_are_told_not_to_be_there",
     "not_offered": "ollama::f32_models_are_not_changed_through_the_api",
     "not_found": "error_shapes::each_route_errs_in_its_envelope",
-    "doubled_prefix": "errors::routes",
+    "base_url": "errors::routes",
     "method": "error_shapes::each_route_errs_in_its_envelope",
     "unknown_batch": "batches::tenants_and_limits_are_those_of_the_key",
     "batch_runs": "batches::cancel_ends_what_runs_and_what_waits",

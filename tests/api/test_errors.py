@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness import Served, body, serve
+from harness import Served, body, exchange_bytes, http_get, serve
 from sublimate.config import EdgeSettings
 from sublimate.edge import errors
 from sublimate.edge.errors import TABLE, ApiError, envelope
@@ -210,6 +210,45 @@ def test_compressed_bodies_and_other_charsets(shared: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "right", "advice"),
+    [
+        ("/v1/v1/messages", "/v1/messages", "remove /v1 from its end"),
+        ("/v1/v1/models/tiny", "/v1/models/{id}", "remove /v1 from its end"),
+        ("/v1/api/chat", "/api/chat", "remove /v1 from its end"),
+        ("/api/api/chat", "/api/chat", "remove /api from its end"),
+        ("/api/v1/chat/completions", "/v1/chat/completions", "remove /api from its end"),
+        ("/api/v1/v1/messages", "/v1/messages", "remove /api/v1 from its end"),
+        ("//v1/messages", "/v1/messages", "remove the slash at its end"),
+        ("/v1//messages", "/v1/messages", "remove the slash at its end"),
+        ("/v1/messages/", "/v1/messages", "remove the slash at its end"),
+        ("//api//chat//", "/api/chat", "remove the slash at its end"),
+        ("/messages", "/v1/messages", "end it in /v1"),
+        ("/messages/count_tokens", "/v1/messages/count_tokens", "end it in /v1"),
+        ("/chat/completions", "/v1/chat/completions", "end it in /v1"),
+        ("//chat/completions", "/v1/chat/completions", "end it in /v1"),
+        ("/responses", "/v1/responses", "end it in /v1"),
+        ("/models/tiny", "/v1/models/{id}", "end it in /v1"),
+        ("/tags", "/api/tags", "end it in /api"),
+        ("/openai/v1/responses", "/v1/responses", "remove what stands before it"),
+        ("/openai/chat/completions", "/v1/chat/completions", "end it in /v1"),
+        ("/v1/threads/messages", "", ""),
+        ("/v1/models/a/b", "", ""),
+        ("/nope", "", ""),
+    ],
+)
+def test_f19_a_wrong_base_url_is_named(shared: Served, path: str, right: str, advice: str) -> None:
+    told = "There is nothing at this path."
+    if right:
+        told = f"{told[:-1]}, but at {right}. Correct the client's base URL: {advice}."
+    for method in ("GET", "POST", "DELETE"):
+        with shared.connect() as sock:
+            reply = exchange_bytes(sock, http_get(path, method))
+        error = reply.json["error"]
+        assert reply.status == 404
+        assert (error if isinstance(error, str) else error["message"]) == told
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
         ("GET", "/nope", 404, "There is nothing"),
@@ -217,8 +256,7 @@ def test_compressed_bodies_and_other_charsets(shared: Served) -> None:
         ("GET", "/v1/models/", 404, "There is nothing"),
         ("GET", "/v1/models/other", 404, "model: other"),
         ("GET", "/v1/models/..%2F..%2Fetc%2Fpasswd", 404, "model: ../../etc/passwd"),
-        ("POST", "/v1/v1/messages", 404, "The path begins with /v1 twice: remove /v1"),
-        ("GET", "/v1/v1/models", 404, "The path begins with /v1 twice: remove /v1"),
+        ("POST", "/v1/v1/messages", 404, "There is nothing at this path, but at /v1/messages. C"),
         ("GET", "/v1/messages", 405, "This path takes POST"),
         ("DELETE", "/v1/models", 405, "This path takes GET, HEAD"),
         ("PUT", "/livez", 405, "This path takes GET"),

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grammar import Folded, check_stream
 from harness import WAIT_SECONDS, Served, body, serve, wait_until
 from sublimate.config import EdgeSettings
-from sublimate.edge.errors import ApiError
+from sublimate.edge.errors import TABLE, ApiError
 from sublimate.edge.limits import HttpLimits
 from sublimate.v1 import frames_pb2, layer_pb2, messages_pb2
 from sublimate.v1.messages_pb2 import CreateMessageRequest
@@ -333,7 +333,7 @@ def test_a_foreign_origin_and_a_profile(client: Client) -> None:
     fails(
         lambda: client.CreateMessage(typed(), metadata=(("origin", "https://elsewhere.example"),)),
         Code.PERMISSION_DENIED,
-        "This server does not take requests from that origin.",
+        TABLE["origin_refused"].text,
     )
     assert client.CreateMessage(typed(execution_profile="low-latency")).content
     fails(

@@ -205,6 +205,61 @@ def test_cors_by_list() -> None:
         assert wrong.status_code == 401 and "access-control-allow-origin" in wrong.headers
 
 
+@pytest.mark.parametrize(
+    ("named", "origin", "is_taken"),
+    [
+        ("app://obsidian.md", "app://obsidian.md", True),
+        ("app://obsidian.md", "app://other", False),
+        ("app://*", "app://other", True),
+        ("vscode-webview://", "vscode-webview://1kd0s3", True),
+        ("vscode-webview://*", "vscode-webview://1kd0s3", True),
+        ("vscode-webview://*", "vscode-webview.evil://1", False),
+        ("https://localhost", "https://localhost", True),
+        ("https://localhost", "https://localhost:5173", True),
+        ("https://localhost", "https://localhost.evil", False),
+        ("https://localhost:5173", "https://localhost:5173", True),
+        ("https://localhost:5173", "https://localhost:1", False),
+        ("https://App.Example/", "https://app.example", True),
+        ("https://app.example", "https://app.example.evil", False),
+        ("https://app.example", "https://app.example:1", False),
+        ("https://*", "https://app.example", False),
+        ("null", "null", True),
+    ],
+)
+def test_f18_origins_that_can_be_named(named: str, origin: str, is_taken: bool) -> None:
+    rules = access.Access(EdgeSettings(cors_origins=(named,)))
+    assert rules._origin_allowed(origin) == is_taken
+
+
+ASKED = (
+    "anthropic-dangerous-direct-browser-access",
+    *("x-title", "http-referer", "x-stainless-os", "x-any_thing.1"),
+)
+
+
+def test_f18_preflight_of_a_named_origin(shared: Served) -> None:
+    wanted = {
+        **PREFLIGHT,
+        "access-control-request-headers": ",".join((*ASKED, "a b", "c:d", "")),
+        "access-control-request-private-network": "true",
+    }
+    with serve(settings=EdgeSettings(cors_origins=("https://app.test",))) as served:
+        named = served.client.options(
+            "/v1/messages", headers={"origin": "https://app.test", **wanted}
+        )
+        assert named.headers["access-control-allow-private-network"] == "true"
+        allowed = named.headers["access-control-allow-headers"].split(", ")
+        assert set(ASKED) <= set(allowed) and not {"a b", "c:d", ""} & set(allowed)
+        plain = served.client.options("/v1/messages", headers={"origin": "https://app.test"})
+        assert "access-control-allow-private-network" not in plain.headers
+        foreign = served.client.options(
+            "/v1/messages", headers={"origin": "https://b.test", **wanted}
+        )
+        check_error(foreign, 403)
+        assert "--cors-origin" in foreign.text
+        assert not [name for name in foreign.headers if name.startswith("access-control-")]
+
+
 def test_cors_by_default_takes_pages_of_this_machine_only(shared: Served) -> None:
     for origin, status in (
         ("http://localhost:3000", 200),

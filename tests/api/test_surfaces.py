@@ -45,6 +45,34 @@ def server() -> Iterator[Served]:
         assert served.engine.audit() == ""
 
 
+SAID = {"messages": [{"role": "user", "content": "zq call"}]}
+FRAMES = {"accept": "application/octet-stream"}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "headers"),
+    [
+        ("/v1/messages", {**SAID, "max_tokens": 8}, {}),
+        ("/v1/messages", {**SAID, "max_tokens": 8}, FRAMES),
+        ("/v1/messages", {**SAID, "max_tokens": 8}, {"idempotency-key": "f17"}),
+        ("/v1/chat/completions", SAID, {}),
+        ("/v1/completions", {"prompt": "zq call", "max_tokens": 8}, {}),
+        ("/v1/responses", {"input": "zq call"}, {}),
+        ("/api/chat", SAID, {}),
+        ("/api/generate", {"prompt": "zq call"}, {}),
+    ],
+)
+def test_f17_streams_ask_proxies_not_to_hold_them(
+    server: Served, path: str, asked: dict[str, Any], headers: dict[str, str]
+) -> None:
+    for _ in range(2):
+        whole = {"model": "tiny", "stream": True, **asked}
+        reply = server.client.post(path, json=whole, headers=headers)
+        assert reply.status_code == 200 and reply.headers["x-accel-buffering"] == "no"
+    whole = {"model": "tiny", **asked, "stream": False}
+    assert "x-accel-buffering" not in server.client.post(path, json=whole).headers
+
+
 @contextlib.contextmanager
 def prompts_of(served: Served) -> Iterator[list[list[int]]]:
     """Token ids of what the engine is given meanwhile."""

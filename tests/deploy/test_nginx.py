@@ -1,5 +1,6 @@
 """deploy/nginx/sublimate.conf in a real nginx, between clients and two servers."""
 
+import contextlib
 import itertools
 import re
 import socket
@@ -115,6 +116,59 @@ def fronted(
     finally:
         running.terminate()
         running.wait(10)
+
+
+@contextlib.contextmanager
+def plain_proxy(nginx: str, folder: Path, upstream: int) -> Iterator[str]:
+    """nginx with its defaults and one proxy_pass."""
+    port = free_port()
+    paths = "".join(
+        f"{name}_temp_path {folder}/{name};"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (folder / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {folder}/pid; error_log stderr warn;"
+        f"events {{ worker_connections 512; }}"
+        f"http {{ {paths} access_log off; server {{ listen 127.0.0.1:{port};"
+        f"location / {{ proxy_pass http://127.0.0.1:{upstream}; }} }} }}"
+    )
+    command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: listens(port))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.terminate()
+        running.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("path", "accept"),
+    [
+        ("/v1/messages", "text/event-stream"),
+        ("/v1/messages", "application/octet-stream"),
+        ("/v1/chat/completions", "*/*"),
+        ("/api/chat", "*/*"),
+    ],
+)
+def test_f17_streams_pass_a_default_nginx(
+    tool: Callable[[str], str], tmp_path: Path, path: str, accept: str
+) -> None:
+    with (
+        serve(answers=ANSWERS, step_delay_us=STEP_US) as served,
+        plain_proxy(tool("nginx"), tmp_path, served.port) as url,
+        httpx.stream(
+            "POST",
+            url + path,
+            json=body("count", max_tokens=30, stream=True),
+            headers={"accept": accept},
+            timeout=20,
+        ) as reply,
+    ):
+        assert reply.status_code == 200
+        arrivals = [time.monotonic() for _ in reply.iter_raw()]
+    assert len(arrivals) >= 15, "pieces come one by one"
+    assert arrivals[-1] - arrivals[0] > 15 * STEP_US / 1e6
 
 
 def listens(port: int) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from pathlib import Path
 
 from ..config import EdgeSettings
@@ -37,13 +38,18 @@ OPEN_PATHS = frozenset(
 )
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_ORIGINS = ("http://localhost", "http://127.0.0.1", "http://[::1]")
+SECURE_LOOPBACK_ORIGINS = ("https://localhost", "https://127.0.0.1", "https://[::1]")
+"""Taken where they are named, with any port."""
 ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "
     "anthropic-dangerous-direct-browser-access, content-type, idempotency-key, "
     "traceparent, x-execution-profile"
 )
-ALLOWED_HEADER_PREFIXES = ("x-stainless-", "anthropic-", "x-claude-code-", "openai-")
+SCHEME = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*:(//\*)?")
+"""All origins of an application's scheme, such as app://* or vscode-webview://, in a setting whose
+last slashes are cut off."""
+FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 EXPOSED_HEADERS = (
     "request-id, retry-after, x-should-retry, x-layer, x-layer-zero, x-compute-path, "
     "x-engine-utilization, x-kv-headroom, x-layer-config, x-schema-relaxed, x-left-out, "
@@ -78,7 +84,13 @@ class Access:
         known = sorted(digest for digest, _ in self._owners)
         self._secret = secret or hashlib.sha256(TENANT_LABEL + b"".join(known)).digest()
         self._any_origin = "*" in settings.cors_origins
-        self._origins = frozenset(settings.cors_origins)
+        named = [origin.lower().rstrip("/") for origin in settings.cors_origins]
+        self._origins = frozenset(named)
+        self._origin_beginnings = (
+            *(f"{origin}:" for origin in LOOPBACK_ORIGINS),
+            *(f"{origin}:" for origin in SECURE_LOOPBACK_ORIGINS if origin in self._origins),
+            *(f"{origin.removesuffix('//*')}//" for origin in named if SCHEME.fullmatch(origin)),
+        )
         self._tenants: dict[bytes, Tenant] = {}
         self._any_host = "*" in settings.allowed_hosts
         self._hosts = frozenset((*LOOPBACK_NAMES, *map(str.lower, settings.allowed_hosts)))
@@ -181,10 +193,10 @@ class Access:
         return True
 
     def _origin_allowed(self, origin: str) -> bool:
-        if self._any_origin or origin in self._origins:
+        if self._any_origin or origin.lower() in self._origins:
             return True
         # A page of this machine, whatever its port: the same person.
-        return any(origin == local or origin.startswith(f"{local}:") for local in LOOPBACK_ORIGINS)
+        return origin in LOOPBACK_ORIGINS or origin.lower().startswith(self._origin_beginnings)
 
     def _origin_headers(self, origin: str) -> list[Header]:
         return [
@@ -194,19 +206,17 @@ class Access:
         ]
 
     def preflight(self, exchange: Exchange) -> None:
-        """Answer OPTIONS."""
-        asked = exchange.request.field(b"access-control-request-headers").lower()
-        names = [name.strip() for name in asked.split(",")]
-        more = [
-            name
-            for name in names
-            if name.startswith(ALLOWED_HEADER_PREFIXES) and name.replace("-", "").isalnum()
-        ]
+        """Answer OPTIONS. An allowed origin may send whatever fields it asks for."""
+        request = exchange.request
+        asked = request.field(b"access-control-request-headers").lower()
+        more = [name for part in asked.split(",") if FIELD_NAME.fullmatch(name := part.strip())]
         headers = [
             ("access-control-allow-methods", ALLOWED_METHODS),
             ("access-control-allow-headers", ", ".join([ALLOWED_HEADERS, *more])),
             ("access-control-max-age", str(PREFLIGHT_SECONDS)),
         ]
+        if request.field(b"access-control-request-private-network").lower() == "true":
+            headers.append(("access-control-allow-private-network", "true"))
         exchange.send(204, headers, b"")
 
 

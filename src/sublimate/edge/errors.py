@@ -156,7 +156,10 @@ TABLE: dict[str, ErrorKind] = {
         retry=True,
     ),
     "origin_refused": ErrorKind(
-        403, "permission_error", "This server does not take requests from that origin."
+        403,
+        "permission_error",
+        "This server does not take requests from that origin. To allow it, start the server with "
+        "--cors-origin and the origin, as in --cors-origin https://app.example.",
     ),
     "host_refused": ErrorKind(
         403,
@@ -172,8 +175,10 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "not_offered": ErrorKind(404, NOT_FOUND, "{reason}", error_code="not_offered"),
     "not_found": ErrorKind(404, NOT_FOUND, "There is nothing at this path."),
-    "doubled_prefix": ErrorKind(
-        404, NOT_FOUND, "The path begins with /v1 twice: remove /v1 from the base URL."
+    "base_url": ErrorKind(
+        404,
+        NOT_FOUND,
+        "There is nothing at this path, but at {right}. Correct the client's base URL: {advice}.",
     ),
     "method": ErrorKind(405, INVALID, "This path takes {allowed}."),
     "unknown_batch": ErrorKind(404, NOT_FOUND, "There is no message batch with this id."),

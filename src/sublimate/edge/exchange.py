@@ -25,6 +25,8 @@ JSON_TYPE = ("content-type", "application/json")
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+"""The second has proxies such as nginx pass each event on when it comes."""
 REQUEST_ID_BYTES = 12
 
 RELAYED = b"x-sublimate-relayed"
@@ -262,7 +264,7 @@ class Exchange:
         if self.streaming or self.answered:
             raise RuntimeError("an answer has one head")
         self.streaming, self.stream_type = True, content_type
-        stream = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
+        stream = [("content-type", content_type), *STREAM_HEADERS, *headers]
         return self.wire.begin(200, self._fields(200, stream), data)
 
     def write(self, data: bytes) -> bool:

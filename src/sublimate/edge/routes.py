@@ -26,6 +26,10 @@ Retelling = Callable[[bool], Callable[[bytes], bytes]]
 whole pieces of the one form, in order, and returns the other's."""
 
 DOUBLED_PREFIX = "/v1/v1"
+SURPLUS_PARTS_MAX = 4
+"""Parts of a path that may stand before one that is known, for the advice to leave them out."""
+BASES = ("v1", "api")
+"""That the base URLs of clients end in, those of OpenAI and of Ollama."""
 
 
 class Routes:
@@ -66,9 +70,7 @@ class Routes:
         self.with_folders = tuple(with_folders)
         self.retellings = retellings or {}
         self._shapes = tuple((shapes or {}).items())
-        self._open: list[tuple[list[str], Methods]] = [
-            (path.split("/"), methods) for path, methods in table.items() if "{" in path
-        ]
+        self._open = [path.split("/") for path in table if "{" in path]
 
     def with_paths(self, more: Mapping[str, Methods]) -> Routes:
         """All of these, and more. Raises ValueError for a path that is there already."""
@@ -94,8 +96,7 @@ class Routes:
         path = request.path
         methods = self.table.get(path) or self._find_open(path.split("/"))
         if methods is None:
-            doubled = path == DOUBLED_PREFIX or path.startswith(DOUBLED_PREFIX + "/")
-            raise ApiError("doubled_prefix" if doubled else "not_found")
+            raise self._not_found(path)
         method = "GET" if request.method == "HEAD" and "GET" in methods else request.method
         handler = methods.get(method)
         if handler is None:
@@ -107,13 +108,51 @@ class Routes:
         for beginning, shape in self._shapes:
             if path.startswith(beginning):
                 return shape
+        if path not in self.table and (meant := self._meant(path)) is not None:
+            return self.error_shape(meant[0])
         return MESSAGES_SHAPE
 
+    def _not_found(self, path: str) -> ApiError:
+        meant = self._meant(path)
+        if meant is None:
+            return ApiError("not_found")
+        right, advice = meant
+        return ApiError("base_url", right=right, advice=advice)
+
+    def _meant(self, path: str) -> tuple[str, str] | None:
+        """The known path of one that a wrong base URL has led to, and what is wrong with that."""
+        parts = [part for part in path.split("/") if part]
+        # Below /v1 only a whole path is a sign of a wrong base URL; anything else is a wrong path.
+        most = 1 if parts[:1] == ["v1"] else SURPLUS_PARTS_MAX
+        for surplus in range(min(len(parts), most + 1)):
+            before, rest = parts[:surplus], parts[surplus:]
+            if (right := self._known(rest)) is not None:
+                if not before:
+                    return right, "remove the slash at its end"
+                is_named = all(part in BASES for part in before)
+                what = f"/{'/'.join(before)} from its end" if is_named else "what stands before it"
+                return right, f"remove {what}"
+            for base in BASES if before[:1] != ["v1"] else ():
+                if (right := self._known([base, *rest])) is not None:
+                    return right, f"end it in /{base}"
+        return None
+
+    def _known(self, parts: list[str]) -> str | None:
+        """The path of the table, with names in braces."""
+        path = "/".join(["", *parts])
+        if path in self.table:
+            return path
+        return self._open_path(path.split("/"))
+
     def _find_open(self, parts: list[str]) -> Methods | None:
-        for pattern, methods in self._open:
+        path = self._open_path(parts)
+        return None if path is None else self.table[path]
+
+    def _open_path(self, parts: list[str]) -> str | None:
+        for pattern in self._open:
             if len(pattern) == len(parts) and all(
                 (known[:1] == "{" and part) or known == part
                 for known, part in zip(pattern, parts, strict=True)
             ):
-                return methods
+                return "/".join(pattern)
         return None

@@ -45,7 +45,8 @@ FORWARDED = (
     "x-api-key",
 )
 OWN_HEADERS = frozenset(
-    "cache-control connection content-length content-type date request-id transfer-encoding".split()
+    "cache-control connection content-length content-type date request-id transfer-encoding "
+    "x-accel-buffering".split()
 )
 """Of an answer: written here, for this connection."""
 

@@ -27,7 +27,7 @@ NOT_OF_A_REQUEST = frozenset(
     b"content-type content-length content-encoding accept accept-encoding te".split()
 )
 NOT_OF_AN_ANSWER = frozenset(
-    "content-type content-length content-encoding cache-control date vary".split()
+    "content-type content-length content-encoding cache-control x-accel-buffering date vary".split()
 )
 
 
