@@ -105,12 +105,13 @@ class Routes:
         return handler
 
     def error_shape(self, path: str) -> ErrorShape:
-        for beginning, shape in self._shapes:
-            if path.startswith(beginning):
-                return shape
-        if path not in self.table and (meant := self._meant(path)) is not None:
-            return self.error_shape(meant[0])
-        return MESSAGES_SHAPE
+        shape = self._shape_below(path)
+        if shape is None and path not in self.table and (meant := self._meant(path)) is not None:
+            shape = self._shape_below(meant[0])
+        return shape or MESSAGES_SHAPE
+
+    def _shape_below(self, path: str) -> ErrorShape | None:
+        return next((shape for start, shape in self._shapes if path.startswith(start)), None)
 
     def _not_found(self, path: str) -> ApiError:
         meant = self._meant(path)
