@@ -110,7 +110,7 @@ def test_a_deadline_is_the_servers_too(slow: Served) -> None:
 
 
 def test_a_coding_of_messages_is_refused(slow: Served) -> None:
-    _, carrier = begun(slow, CREATE, [request()], grpc_encoding=b"gzip")
+    _, carrier = begun(slow, CREATE, [request()], grpc_encoding=b"br")
     assert ended(slow, carrier).code == 12
     _, carrier = begun(slow, CREATE, [request()], grpc_encoding=b"identity")
     assert ended(slow, carrier).code == 0

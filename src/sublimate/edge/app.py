@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import _core
@@ -53,7 +52,7 @@ from .tls import fingerprint, load_chain, server_context
 from .version import package_version
 
 if TYPE_CHECKING:
-    from .grpc.listener import GrpcListener
+    from .grpc.http2 import Http2Listener
     from .quic.listener import QuicListener
 
 LOG = logging.getLogger("sublimate.edge")
@@ -118,7 +117,7 @@ class EdgeServer:
         self._listeners: list[asyncio.Server] = []
         self._quic: QuicListener | None = None
         self._tls: ssl.SSLContext | None = None
-        self._grpc: GrpcListener | None = None
+        self._grpc: Http2Listener | None = None
         self.ports: dict[str, int] = {}
         """Where it listens: http, https, h3."""
         self.protocols = ["http/1.1"]
@@ -171,25 +170,17 @@ class EdgeServer:
     async def listen_grpc(self, address: str) -> None:
         """gRPC over HTTP/2 on host:port, with TLS where the server has a certificate. Raises
         ConfigError, ListenError."""
-        # Else the library writes a line for each handshake that fails, as many as anybody wants.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        from .grpc.listener import GrpcListener  # as large as all else: only who asks for it
+        from .grpc.http2 import Http2Listener  # only who asks for it pays for its import
 
-        listener = self.part(GrpcListener)
-        self.ports["grpc"] = await listener.listen(address, self._certificate())
-        self._grpc = listener
+        self._grpc = Http2Listener(self)
+        files = self.settings.tls_certificate, self.settings.tls_key
+        self._listeners.append(await self._grpc.listen(address, *files))
+        self.ports["grpc"] = int(self._grpc.url.rpartition(":")[2])
 
     @property
     def grpc_url(self) -> str:
         """Empty without gRPC over HTTP/2."""
         return self._grpc.url if self._grpc is not None else ""
-
-    def _certificate(self) -> tuple[bytes, bytes] | None:
-        """Key and chain in PEM, as the settings name them."""
-        if not self.settings.tls_certificate:
-            return None
-        chain = Path(self.settings.tls_certificate).read_bytes()
-        return Path(self.settings.tls_key).read_bytes() if self.settings.tls_key else chain, chain
 
     def _listen_quic(self, sock: Any) -> None:
         from .quic.listener import QuicListener  # only who needs it pays for its import
@@ -507,8 +498,8 @@ class EdgeServer:
         if self._tls is not None:
             load_chain(self._tls, certificate, key)
         self.tls_info["certificate_sha256"] = told
-        if self._grpc is not None and (pair := self._certificate()):
-            self._grpc.reload(pair)
+        if self._grpc is not None:
+            self._grpc.reload(certificate, key)
         if self._quic is not None:
             self._quic.reload(certificate, key)
 
@@ -599,6 +590,4 @@ class EdgeServer:
 
     async def wait_closed(self) -> None:
         """After `close`: what was written last goes out."""
-        if self._grpc is not None:
-            await self._grpc.wait_closed()
         await asyncio.sleep(0)

@@ -97,7 +97,7 @@ TABLE: dict[str, ErrorKind] = {
         400, INVALID, "grpc-timeout: expected 1 to 8 digits and one of H, M, S, m, u, n."
     ),
     "call_encoding": ErrorKind(
-        415, INVALID, "grpc-encoding: messages are taken here as they are (identity).", grpc=12
+        415, INVALID, "grpc-encoding: expected identity, gzip or deflate.", grpc=12
     ),
     "call_compressed": ErrorKind(
         400, INVALID, "A message is marked as compressed, and grpc-encoding names no way.", grpc=13

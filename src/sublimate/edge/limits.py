@@ -96,15 +96,42 @@ SOCKET_SEND_BUFFER_BYTES = 128 * KIB
 reads before the budget of unsent bytes is even touched."""
 
 # ---- gRPC ----------------------------------------------------------------------------------------
-GRPC_CALLS_MAX = 4096
-"""Calls at once on the port of gRPC; beyond that its library answers RESOURCE_EXHAUSTED."""
 GRPC_STREAMS_MAX = 256
 """Calls at once on one connection; clients wait for their turn."""
+GRPC_CALLS_MAX = 4096
+"""Calls at once on the port of gRPC; further ones are refused."""
+GRPC_INFLATED_BYTES_MAX = 4 * MIB
+"""Of a message that comes compressed: more would hold up the event loop."""
+HTTP2_FRAME_BYTES_MAX = 16 * KIB
+"""The protocol's own."""
+HTTP2_STREAM_WINDOW_BYTES = 256 * KIB
+HTTP2_CONNECTION_WINDOW_BYTES = 1 * MIB
+HTTP2_HEAD_FACTOR = 2
+"""An encoded head this many times the limit ends the connection; below, its call is refused."""
+HTTP2_CONTINUATIONS_MAX = 16
+"""Frames of one head. Clients fill them."""
+HTTP2_BUDGET_SECONDS = 10.0
+HTTP2_RESETS_MAX = 2 * GRPC_STREAMS_MAX
+"""Streams that may be reset or refused in so long: twice all that can be open at once."""
+HTTP2_REFUSED_HEAD_RESETS = 16
+"""What a head that is too large counts as."""
+HTTP2_CONTROL_FRAMES_MAX = 2000
+HTTP2_CONTROL_FRAMES_PER_DATA = 4
+"""Frames that carry nothing: so many in so long, and some for each one of data that is sent, which
+clients answer by windows and pings."""
+HTTP2_USEFUL_BYTES_MIN = 64
+"""Of such a frame, unless it is the last: a window of one byte asks for one of each byte."""
+HTTP2_BODIES_BYTES_MAX = 64 * MIB
+"""Of all calls of one connection that are not whole: twice the largest."""
+HTTP2_TURN_SECONDS = 0.004
+"""Frames of one connection in a row before other work of the event loop gets its turn."""
+HTTP2_TICK_IDLE_SECONDS = 10.0
+"""How often a connection without a call is looked at."""
+HTTP2_WRITE_BUFFER_BYTES = 64 * KIB
+"""Of a connection, beyond its streams' own."""
 GRPC_PING_SECONDS = 60.0
 """A connection that is silent for so long is asked whether it lives, and ends without an answer."""
 GRPC_PING_ANSWER_SECONDS = 20.0
-GRPC_PINGS_APART_SECONDS = 10.0
-"""Clients that ask more often while nothing is under way are sent away."""
 GRPC_CONNECTION_SECONDS = 3600.0
 """Then a connection takes no new calls and its client makes another one, so that those of a fleet
 do not all stay with the server that was there first."""

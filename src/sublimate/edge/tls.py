@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -14,11 +15,13 @@ from ..errors import ConfigError
 APPLICATION_PROTOCOLS = ["http/1.1"]
 
 
-def server_context(certificate: str, key: str) -> ssl.SSLContext:
+def server_context(
+    certificate: str, key: str, protocols: Sequence[str] = APPLICATION_PROTOCOLS
+) -> ssl.SSLContext:
     """From PEM files; the key may lie in the certificate's (key empty). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(APPLICATION_PROTOCOLS)
+    context.set_alpn_protocols([*protocols])
     load_chain(context, certificate, key)
     return context
 

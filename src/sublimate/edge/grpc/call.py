@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import ApiError
 from ..exchange import new_identifier
 from ..wire import Header
-from .framing import timeout_seconds
+from .framing import CODINGS, IDENTITY, timeout_seconds
 from .status import Status, status_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("sublimate.edge")
 GRPC_TYPE = b"application/grpc"
-IDENTITY = b"identity"
 
 
 def is_call(fields: dict[bytes, bytes]) -> bool:
@@ -122,7 +121,7 @@ class Call:
         if (text := self.fields.get(b"grpc-timeout")) is not None:
             seconds = timeout_seconds(text)
             self._deadline = self.server.loop.call_later(seconds, self._deadline_passed)
-        if self.fields.get(b"grpc-encoding", IDENTITY) != IDENTITY:
+        if self.fields.get(b"grpc-encoding", IDENTITY) not in (IDENTITY, *CODINGS):
             raise ApiError("call_encoding")
         method = self.server.routes.calls.get(self.path)
         if method is None:

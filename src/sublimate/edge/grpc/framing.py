@@ -8,29 +8,37 @@ defines: MessageReader, framed_message, split_frames, timeout_seconds, percent_e
 from __future__ import annotations
 
 import re
+import zlib
 
+from .. import limits
 from ..errors import ApiError
 
 PREFIX_BYTES = 5
 LENGTH_BYTES = 4
 UNCOMPRESSED = 0
 COMPRESSED = 1
+IDENTITY = b"identity"
+CODINGS = (b"gzip", b"deflate")
+ANY_HEADER_BITS = 47
+"""zlib's way to say: the header of either."""
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class MessageReader:
-    """Cuts a request's bytes into messages, however they come. Holds one message at most, in a
-    buffer of the length that its prefix tells, once that is known to be within the bound."""
+    """Cuts a request's bytes into messages, however they come. Holds what came of one message, of
+    which the prefix has told that it is within the bound."""
 
-    def __init__(self, message_bytes_max: int) -> None:
+    def __init__(self, message_bytes_max: int, coding: bytes = IDENTITY) -> None:
+        """coding: of messages that are marked as compressed."""
         if message_bytes_max <= 0:
             raise ValueError("a message has at least one byte of room")
         self._most = message_bytes_max
+        self._is_coded = coding in CODINGS
         self._prefix = bytearray()
         self._message: bytearray | None = None
-        self._filled = 0
+        self._length = 0
 
     @property
     def is_between(self) -> bool:
@@ -49,24 +57,39 @@ class MessageReader:
                 view = view[taken:]
                 if len(self._prefix) < PREFIX_BYTES:
                     break
-                self._message = bytearray(self._length())
+                self._length = self._read_length()
+                self._message = bytearray()  # grows with what comes: a length is easily said
             message = self._message
-            taken = min(len(view), len(message) - self._filled)
-            message[self._filled : self._filled + taken] = view[:taken]
-            self._filled += taken
+            taken = min(len(view), self._length - len(message))
+            message += view[:taken]
             view = view[taken:]
-            if self._filled == len(message):
-                messages.append(bytes(message))
-                self._message, self._filled = None, 0
+            if len(message) == self._length:
+                is_coded = self._prefix[0] == COMPRESSED
+                messages.append(self._inflated(message) if is_coded else bytes(message))
+                self._message = None
                 self._prefix.clear()
         return messages
 
-    def _length(self) -> int:
+    def _inflated(self, message: bytearray) -> bytes:
+        """Of a message that came compressed. Raises ApiError."""
+        most = min(self._most, limits.GRPC_INFLATED_BYTES_MAX)
+        inflater = zlib.decompressobj(ANY_HEADER_BITS)
+        try:
+            inflated = inflater.decompress(message, most + 1)
+        except zlib.error:
+            raise ApiError("call_framing") from None
+        if len(inflated) > most:
+            raise ApiError("call_too_large", maximum=most)
+        if not inflater.eof or inflater.unused_data:
+            raise ApiError("call_framing")
+        return inflated
+
+    def _read_length(self) -> int:
         """Of the message whose prefix is there. Raises ApiError."""
         flag = self._prefix[0]
-        if flag == COMPRESSED:
+        if flag == COMPRESSED and not self._is_coded:
             raise ApiError("call_compressed")
-        if flag != UNCOMPRESSED:
+        if flag not in (UNCOMPRESSED, COMPRESSED):
             raise ApiError("call_framing")
         length = int.from_bytes(self._prefix[1:], "big")
         if length > self._most:

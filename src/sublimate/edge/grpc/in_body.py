@@ -1,5 +1,5 @@
-"""gRPC in the body of an HTTP request and of its answer, as HTTP/3 carries it: the transport is an
-exchange, whose wire has trailers.
+"""gRPC in the body of an HTTP request and of its answer, on HTTP/2 and HTTP/3 alike: the transport
+is an exchange, whose wire has trailers.
 
     head ─► Call begins     body ─► messages     its end ─► end of messages
     answer: head, body of messages, trailers with the status; or, before any message, head alone
@@ -19,7 +19,7 @@ from ..exchange import Exchange
 from ..idempotency import FIELD
 from ..wire import Header
 from .call import Call, check_call
-from .framing import MessageReader, framed_message, percent_encoded
+from .framing import IDENTITY, MessageReader, framed_message, percent_encoded
 from .status import Status, status_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class _CallBody:
         carrier = _Carrier(exchange)
         self.call = Call(server, carrier, request.path, request.fields)
         self._exchange = exchange
-        self._reader = MessageReader(server.limits.body_bytes_max)
+        coding = request.fields.get(b"grpc-encoding", IDENTITY)
+        self._reader = MessageReader(server.limits.body_bytes_max, coding)
         self._has_begun = False
 
     def begin(self) -> None:

@@ -38,9 +38,9 @@ from ...kernel.keys import NO_KEY, quic_key
 from .. import limits
 from ..errors import ApiError
 from ..exchange import Exchange, Request
+from ..heads import request_of
 from ..http import Application
 from ..incoming import IncomingBody
-from .heads import request_of
 from .messages import Messages, Refused
 from .stream import StreamWire
 from .transport import REQUEST_STREAM_MASK, Transport

@@ -27,9 +27,9 @@ from aioquic.h3.events import H3Event
 
 from .. import limits
 from ..errors import ApiError
+from ..heads import check_size, too_large
 from ..limits import HttpLimits
 from ..wire import Header
-from .heads import check_size, too_large
 from .transport import Transport
 
 DATA_TYPE = encode_uint_var(FrameType.DATA)

@@ -1,15 +1,23 @@
-"""The head of a request as HTTP/3 brings it."""
+"""The head of a request as HTTP/2 and HTTP/3 bring it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from ..errors import ApiError
-from ..exchange import Request
-from ..http import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS
-from ..limits import HttpLimits
+from .errors import ApiError
+from .exchange import Request
+from .http import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS
+from .limits import HttpLimits
 
 Head = Sequence[tuple[bytes, bytes]]
+NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+FORBIDDEN = re.compile(rb"[\0\r\n]")
+PSEUDO_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
+REQUIRED_FIELDS = PSEUDO_FIELDS - {b":authority"}
+OF_A_CONNECTION = frozenset(
+    b"connection keep-alive proxy-connection transfer-encoding upgrade".split()
+)
 
 
 def too_large(most: HttpLimits) -> ApiError:
@@ -25,6 +33,26 @@ def check_size(head: Head, most: HttpLimits) -> None:
     size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in head)
     if size > most.header_bytes_max:
         raise too_large(most)
+
+
+def is_well_formed(head: Head) -> bool:
+    """By RFC 9113, 8.2 and 8.3; for HTTP/3 the library looks at it."""
+    seen: set[bytes] = set()
+    is_pseudo = True
+    for name, value in head:
+        if name.startswith(b":"):
+            if not is_pseudo or name not in PSEUDO_FIELDS or name in seen:
+                return False
+            seen.add(name)
+        else:
+            is_pseudo = False
+            if not NAME.fullmatch(name) or name in OF_A_CONNECTION:
+                return False
+            if name == b"te" and value.lower() != b"trailers":
+                return False
+        if FORBIDDEN.search(value) or value != value.strip(b" \t"):
+            return False
+    return seen >= REQUIRED_FIELDS
 
 
 def request_of(head: Head) -> Request:
