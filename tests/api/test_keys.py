@@ -153,7 +153,10 @@ def test_requests_at_once_and_a_client_that_leaves_frees_its_place(path: Path) -
         headers = {"x-api-key": key}
         with served.client.stream("POST", "/v1/messages", json=request, headers=headers) as reply:
             assert reply.status_code == 200
-            check_error(ask(served, key), 429, "This key's limit of 1 requests at once")
+            refused = ask(served, key)
+            check_error(refused, 429, "This key's limit of 1 requests at once")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-should-retry"] == "true"
         wait_until(lambda: ask(served, key).status_code == 200)
         wait_until(served.idle)
 

@@ -268,6 +268,26 @@ int32_t cached_tokens(const std::vector<SeenRow>& rows, int32_t slot) {
     return -1;
 }
 
+TEST(requests_share_pages_only_if_every_part_of_their_key_is_equal) {
+    LoopConfig config = test::small_config();
+    config.adapters = 1;
+    LoopBench bench(config);
+    RequestHeader base = LoopBench::header(1);
+    std::vector<RequestHeader> others(4, base);
+    others[0].tenant_low = 1;
+    others[1].tenant_high = 1;
+    others[2].adapter = 1;
+    others[3].sparse_mode = 1;
+    Slots::Lease first = bench.submit(base, LoopBench::prompt(70));
+    EXPECT_EQ(cached_tokens(bench.finish(), first.slot), 0);
+    for (int32_t expected : {0, 64}) {
+        for (const RequestHeader& other : others) {
+            Slots::Lease lease = bench.submit(other, LoopBench::prompt(70));
+            EXPECT_EQ(cached_tokens(bench.finish(), lease.slot), expected);
+        }
+    }
+}
+
 TEST(nobody_finds_pages_of_a_request_that_failed) {
     sim::ModelTraits traits;
     traits.nan_period = 3;
@@ -315,6 +335,47 @@ TEST(whoever_waits_for_admission_rises_until_it_is_its_turn) {
     EXPECT(others_before > AGEING_STEPS); // a priority is one, all the same
 }
 
+TEST(rows_beyond_a_batch_limit_run_in_turn) {
+    LoopConfig config = test::small_config();
+    for (ProfilePolicy& p : config.policy.profiles) p.decode_rows_max = 2;
+    LoopBench bench(config);
+    std::vector<Slots::Lease> leases;
+    for (int32_t i = 0; i < 6; i++)
+        leases.push_back(bench.submit(LoopBench::header(60), LoopBench::prompt(8, i)));
+    std::vector<SeenRow> rows;
+    for (int32_t i = 0; i < 60; i++)
+        for (SeenRow& row : bench.iterate()) rows.push_back(row);
+    for (const Slots::Lease& lease : leases) {
+        auto tokens = static_cast<int32_t>(LoopBench::tokens_of(rows, lease.slot).size());
+        EXPECT(tokens >= 12 && tokens <= 28); // 20 each, but for who came first
+    }
+}
+
+TEST(gauges_are_each_edges_own_and_the_oldest_wait_is_the_first_ones) {
+    LoopConfig config = test::small_config();
+    config.sequences_max = 1;
+    LoopBench bench(config, 2);
+    bench.submit(LoopBench::header(200), LoopBench::prompt(8, 1), 1);
+    bench.iterate();
+    for (int32_t i = 0; i < 3; i++) {
+        bench.submit(LoopBench::header(1), LoopBench::prompt(8, i), 0);
+        bench.iterate();
+    }
+    bench.submit(LoopBench::header(1), LoopBench::prompt(8, 5), 1);
+    bench.iterate();
+    constexpr uint64_t ITERATION_NS = 1'000'000;
+    const StatsPage& first = bench.views[0].control->stats;
+    const StatsPage& second = bench.views[1].control->stats;
+    EXPECT_EQ(first.running, 0u);
+    EXPECT_EQ(first.waiting, 3u);
+    EXPECT_EQ(first.oldest_waiting_ns, 3 * ITERATION_NS);
+    EXPECT_EQ(second.running, 1u);
+    EXPECT_EQ(second.waiting, 1u);
+    EXPECT_EQ(second.oldest_waiting_ns, 0u);
+    EXPECT_EQ(bench.loop->totals().oldest_waiting_ns, 3 * ITERATION_NS);
+    EXPECT_EQ(bench.loop->totals().waiting, 4u);
+}
+
 TEST(what_was_pushed_is_pushed_once_however_little_room_is_left) {
     LoopBench bench;
     const RegionView& view = bench.views[0];
@@ -333,6 +394,20 @@ TEST(what_was_pushed_is_pushed_once_however_little_room_is_left) {
     for (SeenRow& row : bench.finish()) rows.push_back(row);
     EXPECT_EQ(LoopBench::tokens_of(rows, lease.slot).size(), size_t{2});
     EXPECT_EQ(terminal_rows(rows), 1);
+}
+
+// An iteration publishes twice, and each time as much as a record can hold.
+TEST(an_edge_has_room_if_two_of_the_largest_records_fit) {
+    for (int32_t missing : {1, 0}) {
+        LoopBench bench;
+        const RegionView& view = bench.views[0];
+        int32_t room = 2 * TOKEN_RECORD_WORDS_MAX - missing;
+        view.control->token_head -= static_cast<uint64_t>(limits::TOKEN_RING_WORDS - room);
+        bench.submit(LoopBench::header(1), LoopBench::prompt(40));
+        bench.loop->run_once();
+        EXPECT_EQ(bench.loop->outstanding() + bench.loop->running(), 0);
+        EXPECT_EQ(view.control->token_tail > 0, missing == 0);
+    }
 }
 
 TEST(memory_is_what_was_asked_for) {

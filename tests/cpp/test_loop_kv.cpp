@@ -92,7 +92,9 @@ TEST(pages_of_a_running_prompt_are_adopted_at_the_next_border) {
     EXPECT(leader_hash != 0);
     EXPECT_EQ(pool.cache.next_page_hash(follower.table, follower.prompt(), 0), leader_hash);
     leader.compute(pool, 2 * PAGE + 3);
+    EXPECT_EQ(pool.cache.reserved(), 4 - 3 + 4); // the leader has taken three of its pages
     EXPECT_EQ(pool.cache.adopt(follower.table, follower.prompt()), 2);
+    EXPECT_EQ(pool.cache.reserved(), 4 - 3 + 2);
     EXPECT_EQ(follower.table.pages[1], leader.table.pages[1]);
     EXPECT_EQ(pool.cache.next_page_hash(follower.table, follower.prompt(), 2 * PAGE),
               pool.cache.next_page_hash(leader.table, leader.prompt(), 2 * PAGE + 3));
@@ -135,6 +137,26 @@ TEST(a_hit_compares_tokens_parent_and_key_even_if_all_hashes_collide) {
     Row same(counting(2 * PAGE + 1));
     EXPECT(same.admit(pool));
     EXPECT_EQ(same.table.count, 2);
+}
+
+TEST(every_part_of_the_key_and_every_token_is_in_the_hash) {
+    PageHasher hasher = {42, ~uint64_t{0}};
+    std::vector<int32_t> tokens = counting(PAGE);
+    const KvKey key = {1, 2, 3, 4};
+    const uint64_t hash = hasher.page(hasher.root(key), tokens.data());
+    EXPECT_EQ(hasher.page(hasher.root(key), tokens.data()), hash);
+    for (KvKey other :
+         {KvKey{9, 2, 3, 4}, KvKey{1, 9, 3, 4}, KvKey{1, 2, 9, 4}, KvKey{1, 2, 3, 9}}) {
+        EXPECT(hasher.root(other) != hasher.root(key));
+        EXPECT(!same_key(other, key));
+    }
+    for (size_t i = 0; i < tokens.size(); i++) {
+        tokens[i]++;
+        EXPECT(hasher.page(hasher.root(key), tokens.data()) != hash);
+        tokens[i]--;
+    }
+    PageHasher salted = {43, ~uint64_t{0}};
+    EXPECT(salted.root(key) != hasher.root(key));
 }
 
 TEST(a_private_request_neither_reads_nor_publishes) {
