@@ -14,10 +14,12 @@ import pytest
 
 from harness import Served, body, serve, wait_until
 from sublimate.api.batches import runner
+from sublimate.api.batches.inner import InnerExchange
 from sublimate.api.batches.store import BatchStore
 from sublimate.config import EdgeSettings
 from sublimate.edge.errors import ApiError
 from sublimate.edge.exchange import Exchange
+from sublimate.edge.quota import NOBODY
 from sublimate.keys import KeyLimits, add_key, remove_key
 from test_errors import check_error
 
@@ -209,6 +211,22 @@ def test_live_requests_are_refused_by_live_ones_alone(tmp_path: Path, concurrenc
             wait_until(lambda: served.region.stats()["running"] == concurrency)
         counts = ended(served, made, headers["x-api-key"])["request_counts"]
         assert counts["succeeded"] == 8, "what gave way ran again"
+
+
+def test_a_request_of_a_batch_answers_once_and_not_after_its_cancel() -> None:
+    told: list[bytes] = []
+
+    def asked() -> InnerExchange:
+        return InnerExchange("/v1/messages", b"{}", NOBODY, lambda body, _: told.append(body))
+
+    answered = asked()
+    answered.send(200, [], b"one")
+    answered.send(200, [], b"two")
+    assert told == [b"one"]
+    cancelled = asked()
+    cancelled.cancel()
+    cancelled.send(200, [], b"three")
+    assert told == [b"one"]
 
 
 def test_log_lines_of_a_batch_name_it(served: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -149,6 +149,14 @@ def test_a_slow_or_cut_upload_leaves_nothing(served: Served, folder: Path) -> No
     slow.close()
 
 
+def test_ids_of_a_list_are_bounded(served: Served) -> None:
+    names = [f"file_{number}" for number in range(101)]
+    reply = served.client.get("/v1/files", params={"ids": names[:100]})
+    assert reply.status_code == 200 and reply.json()["data"] == []
+    for wrong in ({"ids": names}, {"ids": names[:1], "limit": 5}):
+        check_error(served.client.get("/v1/files", params=wrong), 400, "ids: at most 100")
+
+
 def test_files_are_documents_of_messages(served: Served) -> None:
     identifier = upload(served, TEXT)
     inline = document(identifier, title="T")

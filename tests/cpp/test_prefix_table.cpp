@@ -102,6 +102,19 @@ TEST(what_is_told_is_what_the_next_request_finds) {
 }
 
 // Several at once, with bits of the hash so few that digests repeat and probes collide.
+TEST(a_prefix_ends_at_the_first_page_that_is_not_there) {
+    PrefixMemory memory = make_table(16);
+    const PrefixTableView& view = memory.view();
+    const std::vector<uint64_t> chain = {101, 203, 305, 407};
+    for (uint64_t missing = 0; missing <= chain.size(); missing++) {
+        prefix_format(view);
+        for (uint64_t i = 0; i < chain.size(); i++)
+            if (i != missing)
+                view.digests[prefix_home(chain[i], view.mask)] = prefix_digest(chain[i]);
+        EXPECT_EQ(told(memory, chain), static_cast<int32_t>(missing));
+    }
+}
+
 TEST(it_tells_the_truth_after_every_iteration) {
     for (uint64_t mask : {~uint64_t{0}, uint64_t{7}, uint64_t{0}}) {
         std::mt19937 random(11);

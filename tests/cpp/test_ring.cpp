@@ -134,6 +134,73 @@ static void test_token_ring_wraps() {
     EXPECT_EQUAL(token_pop(view, got.data(), TOKEN_RECORD_WORDS_MAX), -1);
 }
 
+static void test_a_record_is_pushed_whole_or_not_at_all() {
+    Region region = make_region();
+    RegionView view = region.view();
+    std::vector<int32_t> record(20, 20);
+    for (int32_t room : {0, 1, 19, 20}) {
+        view.control->token_head = 1000;
+        view.control->token_tail = 1000 + static_cast<uint64_t>(limits::TOKEN_RING_WORDS - room);
+        uint64_t tail = view.control->token_tail;
+        EXPECT_EQUAL(token_try_push(view, record.data(), 20), room == 20);
+        EXPECT_EQUAL(view.control->token_tail, tail + (room == 20 ? 20u : 0u));
+    }
+    EXPECT(!token_try_push(view, record.data(), 0));
+}
+
+// What a broken engine could leave: the first word of a record is its length, and nothing of what
+// lies behind it may be read before that is checked.
+static void test_records_of_a_wrong_length_are_refused() {
+    constexpr int32_t THERE = 40, CAPACITY = 30;
+    struct Case {
+        int32_t words;
+        int32_t wanted;
+    };
+    for (Case one : {Case{limits::STEP_HEADER_WORDS, limits::STEP_HEADER_WORDS},
+                     {CAPACITY, CAPACITY},
+                     {CAPACITY + 1, -1},
+                     {limits::STEP_HEADER_WORDS - 1, -1},
+                     {1, -1},
+                     {0, -1},
+                     {-5, -1},
+                     {INT32_MAX, -1}}) {
+        Region region = make_region();
+        RegionView view = region.view();
+        view.tokens[0] = one.words;
+        view.control->token_tail = THERE;
+        std::vector<int32_t> got(CAPACITY);
+        EXPECT_EQUAL(token_pop(view, got.data(), CAPACITY), one.wanted);
+        EXPECT_EQUAL(view.control->token_head,
+                     static_cast<uint64_t>(one.wanted < 0 ? 0 : one.wanted));
+    }
+    Region region = make_region();
+    RegionView view = region.view();
+    view.tokens[0] = THERE;
+    view.control->token_tail = THERE - 1;
+    std::vector<int32_t> got(2 * THERE);
+    EXPECT_EQUAL(token_pop(view, got.data(), 2 * THERE), -1);
+}
+
+static void test_slots_of_every_class_come_back_to_it() {
+    Slots slots;
+    int32_t first = 0;
+    for (int32_t c = 0; c < limits::SLOT_CLASSES; c++) {
+        int32_t words = limits::SLOT_WORDS[c];
+        for (int32_t round = 0; round < 2; round++) {
+            std::vector<Slots::Lease> leases;
+            for (int32_t i = 0; i < limits::SLOT_COUNTS[c]; i++)
+                leases.push_back(slots.acquire(words));
+            for (const Slots::Lease& lease : leases) {
+                EXPECT(lease.slot >= first && lease.slot < first + limits::SLOT_COUNTS[c]);
+                EXPECT_EQUAL(lease.generation, round + 1);
+                slots.release(lease.slot, lease.generation);
+            }
+        }
+        first += limits::SLOT_COUNTS[c];
+    }
+    EXPECT_EQUAL(slots.in_use(), 0);
+}
+
 static void test_slots_reuse_with_new_generations() {
     Slots slots;
     std::vector<Slots::Lease> leases;
@@ -286,6 +353,9 @@ int main() {
     test_region_refuses();
     test_submission_ring_wraps_and_fills();
     test_token_ring_wraps();
+    test_a_record_is_pushed_whole_or_not_at_all();
+    test_records_of_a_wrong_length_are_refused();
+    test_slots_of_every_class_come_back_to_it();
     test_slots_reuse_with_new_generations();
     test_random_run();
     test_poll_is_bounded();

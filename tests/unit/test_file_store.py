@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sublimate.api.files import store as file_store
 from sublimate.api.files.store import FileStore
 from sublimate.edge.errors import ApiError
 
@@ -85,6 +86,20 @@ def test_limits_of_a_file_and_of_an_owner(tmp_path: Path) -> None:
 )
 def test_what_counts_as_text(tmp_path: Path, pieces: tuple[bytes, ...], is_text: bool) -> None:
     assert kept(opened(tmp_path), "file_a", *pieces) is is_text
+
+
+def test_uploads_under_way_count_to_the_number_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "FILES_PER_OWNER_MAX", 3)
+    store = opened(tmp_path)
+    kept(store, "file_0", b"a")
+    under_way = [store.begin(f"file_{number}", OWNER) for number in (1, 2)]
+    with pytest.raises(ApiError, match="too_many_files"):
+        store.begin("file_3", OWNER)
+    store.begin("file_4", OTHER)
+    store.drop(under_way[0])
+    store.begin("file_5", OWNER)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
