@@ -93,6 +93,12 @@ def test_a_download_is_an_attachment(served: Served) -> None:
     assert disposition == "attachment; filename=\"x___.html\"; filename*=UTF-8''x%22%C3%A9%25.html"
 
 
+@pytest.mark.parametrize("kind", ["text", "text/", "/html", "text/html/x", "te xt/html", "t/" * 90])
+def test_a_type_that_is_none_is_that_of_bytes(served: Served, kind: str) -> None:
+    reply = served.client.get(f"{PATH}/{upload(served, b'x', 'name', kind)}/content")
+    assert reply.headers["content-type"] == "application/octet-stream"
+
+
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a\\b", "..", "x" * 256])
 def test_a_name_is_no_path(served: Served, folder: Path, name: str) -> None:
     before = set(folder.rglob("*"))

@@ -146,6 +146,26 @@ def test_a_client_that_leaves_while_it_waits_for_its_turn_is_not_charged(
         assert served.stats()["accepted"] == 1
 
 
+def test_a_client_that_leaves_the_engines_queue_is_not_charged(path: Path) -> None:
+    """Nothing of its request was computed; one that was admitted is charged for its prompt."""
+    keys = [add_key(path, name, KeyLimits(requests_per_minute=3)) for name in ("alice", "bob")]
+    with serve(settings=settings(path), pages=16, context_tokens=512, step_delay_us=5000) as served:
+        with served.connect() as running:
+            running.sendall(http_post(body("count", max_tokens=400), x_api_key=keys[1]))
+            wait_until(lambda: served.region.stats()["running"] == 1)
+            for number in range(2):
+                with served.connect() as sock:
+                    sock.sendall(http_post(body("count", max_tokens=400), x_api_key=keys[0]))
+                    wait_until(lambda: served.region.stats()["waiting"] == 1)
+                cancelled = number + 1
+                wait_until(lambda n=cancelled: served.region.stats()["cancelled_queue"] == n)
+                wait_until(lambda: served.region.stats()["waiting"] == 0)
+        wait_until(served.idle)
+        remaining = "anthropic-ratelimit-requests-remaining"
+        assert ask(served, keys[0]).headers[remaining] == "2"
+        assert ask(served, keys[1]).headers[remaining] == "1"
+
+
 def test_requests_at_once_and_a_client_that_leaves_frees_its_place(path: Path) -> None:
     key = add_key(path, "alice", KeyLimits(concurrency=1))
     with serve(settings=settings(path), step_delay_us=2000) as served:

@@ -160,6 +160,16 @@ def test_tenants_follow_from_keys_alone() -> None:
     assert other.tenant(other.owner(digests[0]).key) != tenants[0]
 
 
+def test_both_halves_of_a_tenant_stand_for_its_key() -> None:
+    rules = access.Access(EdgeSettings(api_keys=("a", "b")))
+    tenants = [rules.tenant(f"key {number}".encode()) for number in range(500)]
+    assert len({tenant.low for tenant in tenants}) == len(tenants)
+    assert len({tenant.high for tenant in tenants}) == len(tenants)
+    assert all(tenant.low != tenant.high for tenant in tenants)
+    others = access.Access(EdgeSettings(api_keys=("a", "c")))
+    assert others.tenant(b"key 0") != tenants[0], "another server's tenants are others"
+
+
 def test_one_key_never_reads_the_cache_of_another(locked: Served) -> None:
     request = body("a secret prefix " * 20)
     reads = []

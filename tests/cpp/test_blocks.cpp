@@ -213,6 +213,7 @@ static void test_ends_of_answers_with_calls() {
         {{"So\nUser:", "x"}, {}, {"\nUser:"}, "So| end_turn"},
         {{"So ", call, " x\nUser:", "y"}, {}, {"\nUser:"}, "So|@get{\"a\": 1}|x| tool_use"},
         {{call, " x STOP\nUser:"}, {"STOP"}, {"\nUser:"}, "@get{\"a\": 1}|x | stop_sequence"},
+        {{"So <tool_call>\n{\"name\": \"ge"}, {}, {}, "So <tool_call>\n{\"name\": \"ge| end_turn"},
         // A character that was cut is told at the end, and is text to stop strings.
         {{"So " + cut}, {}, {}, "So " + replaced + "| end_turn"},
         {{call, "So " + cut}, {}, {}, "@get{\"a\": 1}|So " + replaced + "| tool_use"},
@@ -225,6 +226,81 @@ static void test_ends_of_answers_with_calls() {
             EXPECT_EQUAL(told(one.tokens, one.stops, one.turn_ends, format), one.wanted);
     EXPECT_EQUAL(told({"So " + cut}, {}, {}, StreamFormat::text, StopReason::max_tokens),
                  "So " + replaced + "| max_tokens");
+    EXPECT_EQUAL(told({call}, {}, {}, StreamFormat::blocks, StopReason::max_tokens),
+                 "@get{\"a\": 1}| max_tokens");
+    EXPECT_EQUAL(tool_id("msg_a-b_1", 3), "toolu_ab103");
+    EXPECT_EQUAL(tool_id("x", 12), "toolu_x12");
+    EXPECT_EQUAL(tool_id("", 123), "toolu_123");
+}
+
+// What is a call, what is thinking, and what is text though it looks like either.
+static void test_what_is_no_block_is_text() {
+    auto call = [](const std::string& json) { return "<tool_call>\n" + json + "\n</tool_call>"; };
+    const std::string one = R"({"name": "get", "arguments": {"a": 1}})";
+    const std::string two = R"({"name": "get", "arguments": {"b": [2]}})";
+    const std::vector<Told> all = {
+        {{call("[" + one + ", " + two + "]")}, {}, {}, R"(@get{"a": 1}|@get{"b": [2]}| tool_use)"},
+        {{call(one) + "\n\n" + call(two) + "\n after"},
+         {},
+         {},
+         R"(@get{"a": 1}|@get{"b": [2]}|after| tool_use)"},
+        {{"So <think>x</think>"}, {}, {}, "So <think>x</think>| end_turn"},
+        {{"<think>x</think> so <think>y"}, {}, {}, "x|so <think>y| end_turn"},
+    };
+    for (const Told& each : all)
+        for (StreamFormat format : {StreamFormat::blocks, StreamFormat::text})
+            EXPECT_EQUAL(told(each.tokens, each.stops, each.turn_ends, format), each.wanted);
+    for (const char* json : {R"({"name": "none", "arguments": {}})",
+                             R"({"name": "get", "name": "get", "arguments": {}})",
+                             R"({"name": "get", "arguments": {"a": 01}})",
+                             R"({"name": "get", "arguments": {"a": -01.5}})",
+                             R"({"name": "get", "arguments": [1]})", R"({"name": 1})"}) {
+        std::string text = call(json);
+        EXPECT_EQUAL(told({text}, {}, {}, StreamFormat::blocks), text + "| end_turn");
+    }
+}
+
+// Each block of a stream of events has the next number.
+static void test_blocks_are_numbered() {
+    Vocabulary vocabulary;
+    std::string text = "<think>a</think>b" + std::string(CALL) + "c";
+    EXPECT(vocabulary.add(text) == VocabularyStatus::ok);
+    TextStream stream;
+    TextSettings settings{StreamFormat::sse, {}, "msg_0123456789", "model", 1};
+    settings.blocks = std::make_shared<BlockFormat>(hermes(false));
+    EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+    stream.admit(0);
+    EXPECT(stream.push(0));
+    stream.finish(StopReason::end_turn);
+    std::string frames(stream.collect());
+    std::string numbers;
+    std::string_view mark = "content_block_stop\",\"index\":";
+    for (size_t at = frames.find(mark); at != std::string::npos; at = frames.find(mark, at + 1))
+        numbers += frames[at + mark.size()];
+    EXPECT_EQUAL(numbers, "0123");
+}
+
+static void test_omitted_thinking_is_not_shown() {
+    Vocabulary vocabulary;
+    for (const char* token : {"<think>secret ", "words</think>", "So"})
+        EXPECT(vocabulary.add(token) == VocabularyStatus::ok);
+    for (StreamFormat format : {StreamFormat::sse, StreamFormat::blocks, StreamFormat::text}) {
+        auto blocks = std::make_shared<BlockFormat>(hermes(false));
+        blocks->omit_thinking = true;
+        TextStream stream;
+        TextSettings settings{format, {}, "msg_0123456789", "model", 1};
+        settings.blocks = blocks;
+        EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+        stream.admit(0);
+        for (int32_t token = 0; token < vocabulary.size(); token++) EXPECT(stream.push(token));
+        stream.finish(StopReason::end_turn);
+        std::string shown(stream.collect());
+        for (const StreamPiece& piece : stream.pieces()) shown += piece.text;
+        EXPECT(shown.find("So") != std::string::npos);
+        EXPECT(shown.find("secret") == std::string::npos);
+        EXPECT(shown.find("words") == std::string::npos);
+        EXPECT_EQUAL(stream.usage().thinking_tokens, 2);
+    }
 }
 
 // Text, thinking and arguments of a stream that has warmed up cost no allocation per token.
@@ -273,6 +349,42 @@ static void test_signature_of_known_text() {
     EXPECT_EQUAL(signature, "W9zBRr9gdU5qBCQmCJV1x1oAPwidJzmDnexYuWTsOEM=");
 }
 
+// Of keys and texts around the borders of a block, by another implementation of HMAC.
+static void test_signatures_around_block_borders() {
+    struct Signed {
+        size_t bytes;
+        std::string_view wanted;
+    };
+    auto sign = [](const std::string& key, const std::string& text) {
+        Signer signer(key);
+        std::string signature;
+        signer.begin();
+        signer.update(text);
+        signer.finish(signature);
+        return signature;
+    };
+    for (Signed text : {Signed{0, "kjWYym1krypdunnc0CGooP5cX1V1Ga2q8K1TLUUG3TA="},
+                        {1, "cf7GwRzo5WgzJsCz2abkW+4ROzKrwrj7HejiwS9geyw="},
+                        {55, "KQ0vt+td+2CKAGutqaCQqbbQNwKzIaWTdSFLJOD44mU="},
+                        {56, "zKiyN2dfJAV3pWMybNs8TcyAJYY9S94vgLeRrkhxV90="},
+                        {57, "rStgqJz2i3NjilQo1MUIpFZWN+q1/cpDmzE+dlPSEV0="},
+                        {63, "1aLMT1JJ1HO08JHJVFb3qJOzcp0gYxfDmNksClD03gA="},
+                        {64, "IhP+RZf7Ipl9qSDonaTlRbF6ibcpJh1wjXWDOvFJ/lM="},
+                        {65, "dT1kYssx0xr1eDdXwL3KWqi/HN5KQTrr9YFPgX4+1Co="},
+                        {119, "ybUvOO7IwcjciHJaR/GQy0VM1VaqxhfDHadSQt/I/uQ="},
+                        {120, "E+oYf4lqqNwW146ubII2nC+/TJDEnRXI7LM/VB98L5I="},
+                        {128, "J/6koR/JxsybjgxYAz/FdfaIWyw9ZWn32fuePtsad2Y="},
+                        {1000, "GVJPy7wgdorf8KjwzGp5w8Ns8Uvf+9ffE76SdrtKnxU="}})
+        EXPECT_EQUAL(sign("Jefe", std::string(text.bytes, 'a')), text.wanted);
+    for (Signed key : {Signed{63, "yQ2D54xk7hb+Lu+j6Kg0150dPQ6kg/jZkIMjtxTH8TQ="},
+                       {64, "BBS7HYwMRVbNsgKHJ7FmEK43exoZS22x+FPUKX8jKbw="},
+                       {65, "W2lYASPj1+eIt+g1KsN6Mke5EcXsCDcUe3QQmmOC0/U="},
+                       {100, "WWSlxYtzaACReo6FzwOJLpq4qZehUXWx2HYRliSptpk="},
+                       {131, "H+NGv3SFwxpkyj3rMm8qTdYk5KELfL3h5EzW3PEGWhU="},
+                       {200, "AhP6VqTSb6wJrunvKm+vHzjfzg08QjjWOYG4r11iKLo="}})
+        EXPECT_EQUAL(sign(std::string(key.bytes, 'k'), "text"), key.wanted);
+}
+
 } // namespace sublimate::test
 
 int main() {
@@ -284,6 +396,10 @@ int main() {
     test_splitter_by_any_step();
     test_formats_that_cannot_be_read();
     test_ends_of_answers_with_calls();
+    test_what_is_no_block_is_text();
+    test_blocks_are_numbered();
+    test_omitted_thinking_is_not_shown();
+    test_signatures_around_block_borders();
     test_blocks_cost_no_allocation_per_token(StreamFormat::sse);
     test_blocks_cost_no_allocation_per_token(StreamFormat::frames);
     test_signature_of_known_text();

@@ -146,6 +146,12 @@ static void test_a_record_is_pushed_whole_or_not_at_all() {
         EXPECT_EQUAL(view.control->token_tail, tail + (room == 20 ? 20u : 0u));
     }
     EXPECT(!token_try_push(view, record.data(), 0));
+    for (uint64_t beyond : {1, 5, limits::TOKEN_RING_WORDS, 3 * limits::TOKEN_RING_WORDS}) {
+        // A damaged head: that much more is unread than there is.
+        view.control->token_head = view.control->token_tail - limits::TOKEN_RING_WORDS - beyond;
+        EXPECT_EQUAL(token_room_words(view), int64_t{0});
+        EXPECT(!token_try_push(view, record.data(), 20));
+    }
 }
 
 // What a broken engine could leave: the first word of a record is its length, and nothing of what

@@ -258,6 +258,60 @@ static void test_frames_equal_their_twin() {
     EXPECT(sse_of_frames_slow(std::string_view("\0\0\0\2\x32\1", 6)) == "malformed");
 }
 
+// Text that is shown of these tokens, one poll each.
+static std::string text_of(const Strings& tokens, TextSettings settings, StopReason end) {
+    Vocabulary vocabulary = vocabulary_of(tokens);
+    settings.format = StreamFormat::blocks;
+    TextStream stream;
+    EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+    stream.admit(0);
+    std::string shown;
+    auto add = [&] {
+        stream.collect();
+        for (const StreamPiece& piece : stream.pieces()) shown += piece.text;
+        stream.begin();
+    };
+    for (int32_t token = 0; token < vocabulary.size() && stream.push(token); token++) add();
+    stream.finish(end);
+    add();
+    return shown;
+}
+
+static void test_the_templates_space_is_dropped_once() {
+    TextSettings settings;
+    EXPECT_EQUAL(text_of({" a", " b", "c"}, settings, StopReason::end_turn), " a bc");
+    settings.drops_space = true;
+    EXPECT_EQUAL(text_of({" a", " b", "c"}, settings, StopReason::end_turn), "a bc");
+    EXPECT_EQUAL(text_of({"x", " b", "c"}, settings, StopReason::end_turn), "x bc");
+    EXPECT_EQUAL(text_of({"", "  b", "c"}, settings, StopReason::end_turn), " bc");
+}
+
+static void test_what_is_held_back_is_shown_by_a_whole_answer_alone() {
+    Strings stops = {"STOP"};
+    TextSettings settings;
+    settings.stop_strings = stops;
+    for (auto [end, wanted] : {std::pair{StopReason::end_turn, "So STO"},
+                               {StopReason::max_tokens, "So STO"},
+                               {StopReason::failed, "So "},
+                               {StopReason::refused, "So "},
+                               {StopReason::cancelled, "So "}})
+        EXPECT_EQUAL(text_of({"So ", "ST", "O"}, settings, end), wanted);
+}
+
+static void test_a_cancelled_stream_says_nothing_more() {
+    Vocabulary vocabulary = vocabulary_of({"text"});
+    for (StreamFormat format : {StreamFormat::sse, StreamFormat::frames}) {
+        TextStream stream;
+        TextSettings settings{format, {}, "msg_0123456789", "model", 3};
+        EXPECT(stream.start(settings, &vocabulary) == StopStatus::ok);
+        stream.admit(0);
+        EXPECT(stream.push(0));
+        stream.finish(StopReason::cancelled);
+        EXPECT_EQUAL(stream.collect(), "");
+        EXPECT_EQUAL(stream.collect(), "");
+    }
+}
+
 static void test_a_very_long_answer_gives_its_memory_back() {
     Vocabulary vocabulary = vocabulary_of({std::string(limits::TOKEN_BYTES_MAX, 'x')});
     TextStream stream;
@@ -285,6 +339,9 @@ int main() {
     test_stream_costs_no_allocation_per_token(StreamFormat::sse);
     test_stream_costs_no_allocation_per_token(StreamFormat::frames);
     test_frames_equal_their_twin();
+    test_the_templates_space_is_dropped_once();
+    test_what_is_held_back_is_shown_by_a_whole_answer_alone();
+    test_a_cancelled_stream_says_nothing_more();
     test_a_very_long_answer_gives_its_memory_back();
     return test_result();
 }

@@ -119,6 +119,16 @@ struct Told {
     uint64_t next = 0;
 };
 
+static void test_following_ends_with_its_time() {
+    Region region;
+    EXPECT(Region::create(VOCABULARY, region) == RegionStatus::ok);
+    RegionView view = region.view();
+    EXPECT(!trace_followed(view, 0));
+    trace_follow(view, 1000);
+    EXPECT(trace_followed(view, 0) && trace_followed(view, 999));
+    EXPECT(!trace_followed(view, 1000) && !trace_followed(view, 1001));
+}
+
 static void test_off_touches_no_memory() {
     LoopBench bench;
     std::vector<uint64_t> before(bench.views[0].trace,
@@ -201,6 +211,7 @@ int main() {
     race(false);
     race(true);
     test_the_reader_counts_what_it_missed();
+    test_following_ends_with_its_time();
     test_off_touches_no_memory();
     test_a_request_from_taken_to_finished();
     test_steps_are_told_to_all();
