@@ -79,7 +79,11 @@ def test_streams_are_repeated_whole_also_while_they_run(slow: Served) -> None:
 def test_a_key_that_is_none_or_anothers_is_refused(slow: Served) -> None:
     assert ask(slow, "m").status_code == 200
     check_error(ask(slow, "m", "say stop"), 422, "This idempotency-key was used for another")
-    check_error(ask(slow, "k" * 256), 400, "idempotency-key: expected 1 to 255")
+    for wrong in ("k" * 256, "", "k\u00e9".encode()):
+        headers = {FIELD: wrong}
+        reply = slow.client.post("/v1/messages", json=body(), headers=headers)
+        check_error(reply, 400, "idempotency-key: expected 1 to 255")
+    assert ask(slow, "k" * 255).status_code == 200
     check_error(ask(slow, "wrong", max_tokens=-1), 400, "max_tokens")
     check_error(ask(slow, "wrong", max_tokens=-1), 400, "max_tokens")
 
@@ -140,7 +144,7 @@ def test_one_key_in_any_form(slow: Served, first: str) -> None:
     for thread in threads:
         thread.join()
     told |= {f"{form} again": events_of(slow, form, first) for form in FORMS}
-    assert len(told[first]) > 20, "a busy machine tells several tokens at once"
+    assert len(told[first]) > 5, "a busy machine tells many tokens at once"
     for form, events in told.items():
         assert events == told[first], form
     assert accepted(slow) == before + 1
@@ -247,6 +251,26 @@ def test_a_key_belongs_to_its_tenant(tmp_path: Path, stream: bool) -> None:
         assert accepted(served) == len(keys)
 
 
+def test_a_key_is_of_one_path(slow: Served) -> None:
+    """A body may mean something at several of them."""
+    asked, headers = body(), {FIELD: "one path"}
+    assert slow.client.post("/v1/messages", json=asked, headers=headers).status_code == 200
+    for path in ("/v1/chat/completions", "/v1/messages/count_tokens", "/v1/messages?beta=true"):
+        reply = slow.client.post(path, json=asked, headers=headers)
+        assert reply.status_code == 422 and "another request" in reply.text, path
+
+
+def test_the_room_of_what_was_dropped_is_free_again(
+    slow: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(ask(slow, "size").content)
+    monkeypatch.setattr(limits, "OUTCOMES_MAX", 2)
+    monkeypatch.setattr(limits, "OUTCOME_BYTES_MAX", 4 * size)
+    for number in range(12):
+        ids = {ask(slow, f"room {number}").json()["id"] for _ in range(2)}
+        assert len(ids) == 1, number
+
+
 KEPT_STATUSES = (400, 404, 405, 413, 422)
 """Of errors that another try would meet as well."""
 
@@ -326,6 +350,8 @@ def test_who_comes_back_and_leaves_again_has_all_of_the_time(
                 next(reply.iter_raw())
             wait_until(lambda times=times: len(ends) == times)
         served.call(ends[0])
+        told = served.stats()["generated_tokens"]
+        wait_until(lambda: served.stats()["generated_tokens"] > told + 5)
         assert not served.idle(), "the first time is over, the second is not"
         served.call(ends[1])
         wait_until(served.idle)

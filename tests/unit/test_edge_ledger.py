@@ -1,6 +1,8 @@
 """What several edges count together: buckets and running requests of one key."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -46,6 +48,37 @@ def test_a_limit_a_minute_holds_for_all_edges_together(memory: int) -> None:
         edges[1].quota.admit(10)
     for edge in edges:
         edge.close()
+
+
+LOCK_NOW = """
+import fcntl, sys
+try:
+    fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("locked")
+else:
+    print("free")
+"""
+
+
+def test_one_process_changes_a_line_at_a_time(memory: int) -> None:
+    ledgers = SharedLedgers(os.dup(memory), 0)
+
+    def seen_by_another() -> str:
+        command = [sys.executable, "-c", LOCK_NOW, str(memory)]
+        done = subprocess.run(command, pass_fds=(memory,), capture_output=True, text=True)
+        return done.stdout.strip()
+
+    assert seen_by_another() == "free"
+    with ledgers.locked():
+        with ledgers.locked():
+            assert seen_by_another() == "locked"
+        assert seen_by_another() == "locked", "the outer one holds it still"
+    assert seen_by_another() == "free"
+    with pytest.raises(ZeroDivisionError), ledgers.locked():
+        raise ZeroDivisionError
+    assert seen_by_another() == "free"
+    ledgers.close()
 
 
 def test_requests_at_once_are_counted_together_and_an_edge_that_died_leaves_none(

@@ -45,6 +45,21 @@ def test_requests_a_minute_refill_evenly() -> None:
     assert refused(quota)[1] == 10
 
 
+def test_a_bucket_holds_a_minutes_worth_whatever_the_clock_does() -> None:
+    clock = Clock()
+    quota = Quota(KeyLimits(requests_per_minute=6), clock)
+    quota.admit(1)
+    clock.seconds += 3600
+    assert header(quota, "requests-remaining") == "6"
+    for left in (5, 4, 3):
+        quota.admit(1)
+        assert header(quota, "requests-remaining") == str(left), "no hour's worth was saved"
+    clock.seconds -= 50
+    assert header(quota, "requests-remaining") == "3", "a clock that goes back takes nothing"
+    clock.seconds += 50 + 20
+    assert header(quota, "requests-remaining") == "5"
+
+
 def test_of_all_limits_that_are_reached_the_longest_wait_is_told() -> None:
     clock = Clock()
     limits = KeyLimits(requests_per_minute=60, input_tokens_per_minute=600, concurrency=1)
