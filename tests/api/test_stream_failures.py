@@ -141,6 +141,24 @@ def test_a_stream_that_breaks_ends_with_one_error_of_its_surface(
     wait_until(slow.idle)
 
 
+@pytest.mark.parametrize(("path", "tools"), CASES)
+def test_a_whole_answer_that_breaks_says_when_to_try_again(
+    slow: Served, path: str, tools: bool
+) -> None:
+    replies: list[Any] = []
+    request = {**asked(path, "count", tools), "stream": False}
+    asking = threading.Thread(target=lambda: replies.append(slow.client.post(path, json=request)))
+    before = slow.stats()["generated_tokens"]
+    asking.start()
+    wait_until(lambda: slow.stats()["generated_tokens"] > before + 3)
+    slow.call(lambda: end_in_the_engine(slow))
+    asking.join()
+    (reply,) = replies
+    assert reply.status_code == 500 and LOST in reply.text
+    assert int(reply.headers["retry-after"]) >= 1 and reply.headers["x-should-retry"] == "true"
+    wait_until(slow.idle)
+
+
 def frames_so_far(path: str, text: str) -> list[dict[str, Any]]:
     """Whole lines only."""
     return frames(path, text[: text.rfind("\n") + 1])

@@ -1,5 +1,6 @@
 """The keys file: what is written can be read, holds no key, and is refused if it is not valid."""
 
+import fcntl
 import hashlib
 import stat
 import threading
@@ -12,7 +13,14 @@ from typer.testing import CliRunner
 from sublimate.cli.main import app
 from sublimate.config import keys_path, load_settings
 from sublimate.errors import ConfigError
-from sublimate.keys import KEY_PREFIX, KeyLimits, add_key, read_keys, remove_key
+from sublimate.keys import (
+    KEY_PREFIX,
+    KeyLimits,
+    add_key,
+    half_written_keys,
+    read_keys,
+    remove_key,
+)
 
 RUNNER = CliRunner()
 
@@ -113,3 +121,18 @@ def test_the_file_is_found_beside_the_configuration(
     assert gone.exit_code == 2
     assert RUNNER.invoke(app, ["keys", "add", "alice"]).exit_code == 0
     assert list(read_keys(tmp_path / "sublimate" / "keys.toml")) == ["alice"]
+
+
+def test_copies_of_a_killed_writer_are_found_unless_somebody_writes(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add_key(path, "alice", KeyLimits())
+    copy, other = tmp_path / "keys.tomla1b2c3d4", tmp_path / "keys.toml.bak"
+    for file in (copy, other):
+        file.write_text("half")
+    assert half_written_keys(path, clean=False) == [copy] and copy.exists()
+    with path.with_suffix(".lock").open() as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        half_written_keys(path, clean=True)
+        assert copy.exists(), "it may be the writer's"
+    assert half_written_keys(path, clean=True) == [copy]
+    assert not copy.exists() and other.exists() and list(read_keys(path)) == ["alice"]
