@@ -178,8 +178,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages.0.images", {"messages": [{"role": "user", "content": "a", "images": ["AA=="]}]}),
     ("messages.0.role", {"messages": [{"role": "developer", "content": "a"}]}),
     ("messages.0", {"messages": [{"role": "tool", "content": "a"}]}),
-    ("messages.0.tool_calls.0.function",
-     {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, *USER]}),
+    ("messages.1.tool_calls.0.function",
+     {"messages": [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}),
     ("tools.0.function.name", {"tools": [{"function": {"name": "a b"}}]}),
 ]  # fmt: skip
 

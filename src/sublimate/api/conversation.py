@@ -9,6 +9,7 @@ defines: Conversation, make_tool, check_tools, schema_paths, checked, renamed, t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ import msgspec
 
 from ..edge.errors import ApiError, field_error
 from ..edge.generation import ThinkingBudget, answer_reserve
-from ..edge.json_bounds import decodable, syntax_cause
+from ..edge.json_bounds import decodable
 from ..edge.sampling import UNLIMITED
 from ..model.tool_formats import TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json
 from ..model.turns import Block, Role, Text, Thinking, Turn, stable
@@ -24,6 +25,13 @@ from ..model.turns import Block, Role, Text, Thinking, Turn, stable
 Value = TypeVar("Value")
 IMAGE_NOTE = "(There was an image here. This model cannot see images.)"
 """Stands for an image in a tool's result, where the server is set to put one there."""
+
+
+LOG = logging.getLogger("sublimate.edge")
+
+NO_RESULT = "(The result of this call is not part of the conversation.)"
+TEXT_KEY = "arguments"
+"""Has the arguments of an earlier call that are no object."""
 
 
 class Conversation:
@@ -55,19 +63,16 @@ class Conversation:
     def call(
         self, path: str, identifier: str, name: str, arguments: str, *, inside: str = ""
     ) -> None:
-        """arguments: a JSON object as text, however spaced. `inside`: where the call has it and
-        the name."""
+        """arguments: a JSON object as text, however spaced; other text is kept as it is.
+        `inside`: where the call has it and the name."""
         whole, path = path, f"{path}.{inside}" if inside else path
         if not TOOL_NAME.fullmatch(name):
             raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
-        text = decodable((arguments or "{}").encode())
-        try:
-            given = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            reason = f"expected a JSON object as text: {syntax_cause(error, text)}"
-            raise field_error(f"{path}.arguments", reason) from None
+        given = _arguments(arguments)
         if not isinstance(given, dict):
-            raise field_error(f"{path}.arguments", "expected a JSON object as text")
+            # It was said, and the conversation has to go on.
+            LOG.info("%s.arguments is no JSON object: the model reads it as text", path)
+            given = {TEXT_KEY: arguments}
         if self._results:
             self._settle()
         if identifier in self._calls:
@@ -86,7 +91,10 @@ class Conversation:
         return [identifier for identifier in self._calls if identifier not in self._results]
 
     def turns(self) -> tuple[Turn, ...]:
-        """Of the whole conversation."""
+        """Of the whole conversation. Its last calls have their results, or the client has
+        forgotten them."""
+        for identifier in self.open_calls():
+            raise field_error(self._calls[identifier], "this call has no result behind it")
         self._settle()
         return tuple(stable(self._turns))
 
@@ -99,11 +107,21 @@ class Conversation:
         """The results of the last calls, in the order of the calls."""
         for identifier, path in self._calls.items():
             if identifier not in self._results:
-                raise field_error(path, "this call has no result behind it")
+                # What comes behind it would be refused for ever.
+                LOG.info("%s has no result: the model reads that there is none", path)
+                self._results[identifier] = ToolResult(identifier, NO_RESULT)
         if self._calls:
             results = tuple(self._results[identifier] for identifier in self._calls)
             self._turns.append(Turn("tool", results))
         self._calls, self._results = {}, {}
+
+
+def _arguments(text: str) -> Any:
+    """What the arguments of an earlier call say; their text if that is no JSON."""
+    try:
+        return msgspec.json.decode(decodable((text or "{}").encode()))
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 # ---- tools ---------------------------------------------------------------------------------------

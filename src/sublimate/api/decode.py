@@ -104,6 +104,12 @@ class OtherFields(SamplingFields, kw_only=True):
     guided_choice: Any = None
     guided_grammar: Any = None
     grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    min_tokens: Any = None
+    include_stop_str_in_output: Any = None
 
 
 OTHERS_NOT_OFFERED = tuple(
@@ -113,8 +119,12 @@ OTHERS_NOT_OFFERED = tuple(
 )
 
 
+NEUTRAL: tuple[Any, ...] = (None, False, "", [])
+"""Ask for nothing, 0 among them."""
+
+
 def check_absent(request: msgspec.Struct, names: Iterable[str]) -> None:
     """Raises ApiError for the first field that asks for something this server cannot do."""
     for name in names:
-        if getattr(request, name) not in (None, False):
+        if getattr(request, name) not in NEUTRAL:
             raise field_error(name, "not offered by this server")

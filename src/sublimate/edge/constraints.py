@@ -13,7 +13,7 @@ import msgspec
 from ..grammar.compiler import StrictSchemaError, Wanted
 from ..grammar.schema import MalformedSchemaError, Relaxation
 from ..model.turns import is_continued
-from .errors import ApiError
+from .errors import ApiError, field_error
 from .generation import Generation, Prompt
 from .textmodel import TextModel
 
@@ -23,20 +23,21 @@ PLACE_SAFE = "/$@:()[]"
 
 
 def wanted_of(prompt: Prompt, model: TextModel) -> Wanted:
-    """What the request asks of its answer. A continued turn goes on with whatever stands there, so
-    no document begins in it. A model that cannot be told not to think may think unasked."""
+    """What the request asks of its answer. A named tool is called once. A model that cannot be told
+    not to think may think unasked."""
     generation = prompt.generation
     continued = is_continued(generation.turns)
-    tools = generation.callable_tools if generation.tool_choice != "none" else ()
-    if generation.tool_choice == "tool":
+    choice = generation.tool_choice
+    tools = generation.callable_tools if choice != "none" else ()
+    if choice == "tool":
         tools = tuple(tool for tool in tools if tool.name == generation.chosen_tool)
     thinking = model.template.thinking_format
     unasked = thinking is not None and not thinking.switch and not generation.raw_prompt
     return Wanted(
         tools=tools,
-        must_call=generation.tool_choice in ("any", "tool"),
-        parallel=generation.parallel_tools,
-        answer_schema=None if continued else generation.answer_schema,
+        must_call=choice in ("any", "tool"),
+        parallel=generation.parallel_tools and choice != "tool",
+        answer_schema=generation.answer_schema,
         answer_strict=generation.answer_strict,
         may_think=(generation.thinking is not None or unasked) and not continued,
         begins_in_thinking=prompt.begins_in_thinking,
@@ -45,6 +46,7 @@ def wanted_of(prompt: Prompt, model: TextModel) -> Wanted:
 
 def constrained(prompt: Prompt, model: TextModel) -> Prompt:
     """With its constraint, compiled if it is new. Raises ApiError."""
+    _check(prompt.generation)
     try:
         constraint = model.grammars.constraint(wanted_of(prompt, model))
     except StrictSchemaError as error:
@@ -56,6 +58,16 @@ def constrained(prompt: Prompt, model: TextModel) -> Prompt:
         path = f"{path}.{error.place}" if error.place else path
         raise ApiError("field", path=path, reason=error.reason) from None
     return msgspec.structs.replace(prompt, constraint=constraint) if constraint else prompt
+
+
+def _check(generation: Generation) -> None:
+    """Raises ApiError for what contradicts a constraint."""
+    path = generation.answer_path.removesuffix(".schema").removesuffix(".json_schema")
+    if generation.answer_schema is not None and is_continued(generation.turns):
+        raise field_error(path, "an answer that was begun for the model cannot have a format")
+    is_held = generation.answer_schema is not None or generation.tool_choice in ("any", "tool")
+    if generation.sampling.ignore_eos and is_held:
+        raise field_error("ignore_eos", "an answer with a format, or that has to call, ends")
 
 
 def relaxed_header(prompt: Prompt) -> Iterator[tuple[str, str]]:

@@ -66,6 +66,13 @@ def _nobody_is_told(key: int, reason: str) -> None:
     pass
 
 
+def _fill(matcher: Matcher, words: Any) -> None:
+    """On a thread, where a grammar may be compiled anew."""
+    matcher.fill(words)
+    if matcher.is_stale:
+        matcher.fill(words)
+
+
 def _nothing() -> None:
     pass
 
@@ -231,7 +238,7 @@ class MaskKeeper:
             threads = self._threads = self._threads or ThreadPoolExecutor(
                 THREADS_MAX, "mask", yield_to_others
             )
-            made = self._loop.run_in_executor(threads, matcher.fill, held.words)
+            made = self._loop.run_in_executor(threads, _fill, matcher, held.words)
             made.add_done_callback(lambda done: self._made(held, done))
 
     def _made(self, held: _Held, done: asyncio.Future[None]) -> None:

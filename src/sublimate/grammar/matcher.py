@@ -28,6 +28,8 @@ LOG = logging.getLogger("sublimate.grammar")
 ALL = (1 << WORD_BITS) - 1
 SPACE_MAX = 16
 """Characters of white space between thinking and what has to follow it."""
+RENEWALS_MAX = 8
+"""New grammars of one answer before it goes on with a relaxed one: each reads all of it again."""
 OUTSIDE = "doesn't satisfy"
 """In the library's error for a token outside of the grammar; its other errors are of its limits."""
 
@@ -53,6 +55,7 @@ class Matcher:
         """None: any text is allowed."""
         self.is_stale = False
         """The active grammar has reached the library's limits: the next mask needs another one."""
+        self._renewals = 0
         self.renews_at_once = True
         """Otherwise `fill` leaves that to its next call."""
         self._bounds: JsonBounds | None = None
@@ -126,7 +129,8 @@ class Matcher:
         so a new one may be all that is needed; else it is one that allows more."""
         self.is_stale = False
         why = self._active.get_error() if self._active is not None else ""
-        for relaxes in (False, True, True):
+        self._renewals += 1
+        for relaxes in (False, True, True)[self._renewals > RENEWALS_MAX :]:
             replace = self._constraint.replacement
             constraint = None if replace is None else replace(self._constraint, relaxes)
             if constraint is None or not self._replay(constraint):

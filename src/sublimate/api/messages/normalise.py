@@ -28,7 +28,7 @@ from ...model.turns import (
     Turn,
     stable,
 )
-from ..conversation import IMAGE_NOTE
+from ..conversation import IMAGE_NOTE, NO_RESULT
 from .content import (
     Base64Source,
     ContentSource,
@@ -56,7 +56,6 @@ from .content import (
 from .schema import Message, MessagesRequest
 from .tools import ToolParam, ToolSet, read_tool
 
-NO_RESULT = "(The result of this call is not part of the conversation.)"
 REMOVED = "The tool {name} can no longer be called."
 
 

@@ -17,7 +17,7 @@ from ...edge.generate import choose_profile, counted
 from ...edge.generation import Generation, ThinkingBudget
 from ...edge.sampling import UNLIMITED, Sampling, SamplingFields
 from ...model.template import TemplateLimitError
-from ...model.turns import Turn, is_continued
+from ...model.turns import Turn
 from ..conversation import EFFORTS, switched_thinking, template_variables, within_answer
 from ..files.handlers import FileTexts
 from .edits import AppliedEdit, apply_edits
@@ -144,10 +144,6 @@ def _generation(
         applied_edits=tuple(applied),
         previous_message_id=request.diagnostics and request.diagnostics.previous_message_id,
     )
-    if generation.answer_schema is not None and is_continued(generation.turns):
-        raise field_error(
-            _format_name(request), "an answer that was begun for the model cannot have a format"
-        )
     return _with_choice(generation, request)
 
 

@@ -106,12 +106,13 @@ class MessagesRequest(OtherFields, kw_only=True):
     n_discard: Any = None
     n_keep: Any = None
     response_format: Any = None
+    stop: Any = None
 
 
 NOT_OFFERED = (
     *OTHERS_NOT_OFFERED,
     *("compaction", "fallbacks", "container", "logprobs", "top_logprobs"),
-    *("n_discard", "n_keep", "response_format"),
+    *("n_discard", "n_keep", "response_format", "stop"),
 )
 _DECODER = msgspec.json.Decoder(MessagesRequest)
 

@@ -28,7 +28,7 @@ from ..conversation import (
     schema_paths,
     thinking_budget,
 )
-from ..decode import decode_body
+from ..decode import check_absent, decode_body
 from ..openai.request import ANY_OBJECT, logprobs_of
 from ..openai.scores import Vocabulary
 from ..openai.tools import Inner
@@ -69,6 +69,13 @@ class SharedFields(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
     # Extension of this server.
     execution_profile: str | None = None
+    # Fields of other APIs that would bind the answer.
+    tool_choice: Any = None
+    response_format: Any = None
+    json_schema: Any = None
+    grammar: Any = None
+    stop: Any = None
+    min_tokens: Any = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -111,6 +118,8 @@ class GenerateRequest(SharedFields, kw_only=True):
     images: list[Any] | None = None
 
 
+NOT_OFFERED = ("tool_choice", "response_format", "json_schema", "grammar", "stop", "min_tokens")
+ENCODE = msgspec.json.Encoder().encode
 CHAT_DECODER = msgspec.json.Decoder(ChatRequest)
 GENERATE_DECODER = msgspec.json.Decoder(GenerateRequest)
 
@@ -166,6 +175,7 @@ def read_generate(server: EdgeServer, exchange: Exchange, body: bytes) -> Ollama
 def _generation(
     server: EdgeServer, exchange: Exchange, request: SharedFields, **parts: Any
 ) -> OllamaGeneration:
+    check_absent(request, NOT_OFFERED)
     served = server.models.resolve(request.model)
     logprobs = logprobs_of(request.logprobs, request.top_logprobs)
     sampling = _sampling(served, request.options or Options(), logprobs)
@@ -252,7 +262,8 @@ def read_messages(
                 identifier = call.id or f"{index}.{place}"
                 names[identifier] = call.function.name
                 at = f"{path}.tool_calls.{place}.function"
-                arguments = msgspec.json.encode(call.function.arguments or {}).decode()
+                given: Any = call.function.arguments or {}
+                arguments = given if isinstance(given, str) else ENCODE(given).decode()
                 conversation.call(at, identifier, call.function.name, arguments)
         elif message.role == "tool":
             identifier = _answered(message, conversation.open_calls(), names)

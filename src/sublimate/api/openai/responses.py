@@ -112,8 +112,12 @@ class ResponsesRequest(SharedFields, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
+    # Of the other APIs.
+    response_format: Any = None
+    stop: Any = None
 
 
+NOT_OFFERED = ("background", "conversation", "prompt", "response_format", "stop")
 DECODER = msgspec.json.Decoder(ResponsesRequest)
 
 
@@ -137,7 +141,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     request = decode_body(DECODER, body)
     profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
-    check_not_offered(request, "background", "conversation", "prompt")
+    check_not_offered(request, *NOT_OFFERED)
     if request.truncation not in (None, "auto", "disabled"):
         raise unknown_value("truncation", request.truncation, ("auto", "disabled"))
     wants_scores = SCORES in (request.include or [])
