@@ -55,6 +55,49 @@ def ask(base, body):
 '''
 
 
+FOUND = {
+    "module.py": ("from anthropic.layer import *\n", "layer-module"),
+    "submodule.py": ("import anthropic.layer.client as layer\n", "layer-module"),
+    "sdk.ts": ("import { layer } from '@anthropic-ai/sdk/layer';\n", "layer-module"),
+    "header.py": ('HEADERS = {"X-Anthropic-Layer-Negotiate": "1"}\n', "layer-header"),
+    "header.sh": ("curl -H 'x-anthropic-layer: v2' http://x\n", "layer-header"),
+    "metric.yaml": ("expr: rate(layer_fallback_total[5m])\n", "metric-name"),
+    "metric.py": ('QUERY = "sum(layer_negotiate_seconds)"\n', "metric-name"),
+    "requirements.txt": ("anthropic==0.31.0\n", "old-sdk"),
+    "requirements-dev.txt": ("anthropic[bedrock]~=0.49.0\n", "old-sdk"),
+    "package.json": ('{"dependencies": {"@anthropic-ai/sdk": "^0.24.1"}}\n', "old-sdk"),
+    "service.py": (
+        "import requests\nrequests.get('http://layer-service/config')\n",
+        "layer-service",
+    ),
+    "service.env": ("LAYER=http://layer-gateway:9000/lease\n", "layer-service"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=f"F55 {name}") for name in FOUND])
+def test_what_a_layer_of_the_sdk_left_is_found(tmp_path: Path, name: str) -> None:
+    text, rule = FOUND[name]
+    (tmp_path / name).write_text(text)
+    (finding,) = scan_tree(tmp_path).findings
+    assert finding.rule == rule and finding.do
+    if "layer_fallback_total" in text:
+        assert "sublimate_layer_fallback_total" in finding.do
+
+
+def test_what_only_looks_like_the_old_layer_is_left_alone(tmp_path: Path) -> None:
+    texts = {
+        "a.py": (
+            "import anthropic\nfrom keras.layers import Dense\n"
+            'NAME = "sublimate_layer_fallback_total"\nURL = "http://player-service.example/"\n'
+        ),
+        "requirements.txt": "anthropic==0.125.0\nanthropic>=1.17\nanthropic-tools==0.3.1\n",
+        "b.sh": "curl -H 'x-layer: 1' http://layers.example/\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert scan_tree(tmp_path).findings == []
+
+
 def test_an_old_client_is_found_line_by_line() -> None:
     found = scan_python("a.py", OLD_CLIENT)
     assert [(one.line, one.rule) for one in found] == [

@@ -99,6 +99,7 @@ _OTHERS = (
     ("SGLang", "sglang:time_to_first_token_seconds", "time_to_first_token_seconds", ""),
     ("SGLang", "sglang:inter_token_latency_seconds", "inter_token_latency_seconds", ""),
     ("SGLang", "sglang:e2e_request_latency_seconds", "e2e_request_latency_seconds", ""),
+    ("old layer", "layer_fallback_total", "layer_fallback_total", "by reason and target"),
     ("old layer", "LLEN layer:questions", "num_requests_waiting", "of Redis, no metric"),
 )
 MIGRATIONS: tuple[Migration, ...] = (

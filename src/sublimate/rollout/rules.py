@@ -64,6 +64,30 @@ RULES: dict[str, Rule] = {
         do="remove it: the package sublimate.legacy goes with the layer",
         pattern=r"^\s*(from|import)\s+sublimate\.legacy\b",
     ),
+    "layer-module": Rule(
+        what="an import of a layer inside the SDK",
+        do="remove it: the plain SDK talks to this server, and has no layer",
+        pattern=r"^\s*(from|import)\s+anthropic\.layer\b|(?:require|from)\s*\(?\s*"
+        r"[\"']@anthropic-ai/(?:sdk/)?layer\b",
+    ),
+    "layer-header": Rule(
+        what="a header of the old layer's protocol",
+        do="remove it: nothing is negotiated; see x-layer and x-layer-config of the answers",
+        pattern=r"(?i)\bx-anthropic-layer(-\w+)*\b",
+    ),
+    "layer-service": Rule(
+        what="a request to a service of the old layer",
+        do="read /.well-known/sublimate and /v1/layer/policy of the server instead",
+        pattern=r"(?i)https?://[\w.-]*\blayer-(service|gateway|broker|scheduler|config)\b"
+        r"|\blayer-(service|gateway|broker|scheduler|config)(:\d+)?/",
+    ),
+    "old-sdk": Rule(
+        what="a version of the anthropic SDK older than those that are tested",
+        do="take anthropic 0.125 or newer, or try that version against this server first",
+        severity=LOOK,
+        pattern=r"\banthropic(?:\[[\w,-]*\])?[\"']?\s*(?:[=~<]=|@|:)\s*[\"'^~]*0\.(?:\d{1,2}|1[01]\d|12[0-4])\."
+        r"|[\"']@anthropic-ai/sdk[\"']\s*:\s*[\"'^~=]*0\.(?:\d{1,2}|1[01]\d|12[0-4])\.",
+    ),
     "deprecation-header": Rule(
         what="a header that only the old layer's answers have",
         do="remove it, or take its absence for the end of the move",

@@ -6,6 +6,7 @@ defines: Scan, scan_tree
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ OTHERS = frozenset(
         *(".tf", ".tpl", ".service", ".ipynb"),
     )
 )
-NAMES = frozenset(("Dockerfile", "Makefile", "Procfile", ".env", "docker-compose"))
+NAMES = frozenset(("Dockerfile", "Makefile", "Procfile", "Pipfile", ".env", "docker-compose"))
+REQUIREMENTS = re.compile(r"(requirements|constraints)[\w.-]*\.(txt|in)")
 PASSED_OVER = frozenset(
     (
         *(".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "dist", "build"),
@@ -74,5 +76,5 @@ def _files(root: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(folder, name)
             known = path.suffix in PYTHON | OTHERS or name.partition(".")[0] in NAMES
-            if (known or name in NAMES) and not path.is_symlink():
+            if (known or name in NAMES or REQUIREMENTS.fullmatch(name)) and not path.is_symlink():
                 yield path

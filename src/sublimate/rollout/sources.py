@@ -17,10 +17,13 @@ import msgspec
 from .metrics import new_name
 from .rules import METRIC_RULE, RULES
 
-METRIC = re.compile(r"\b(?:vllm|llamacpp|sglang):\w+|\btgi_\w+")
+METRIC = re.compile(
+    r"\b(?:vllm|llamacpp|sglang):\w+|\btgi_\w+|\blayer_\w+_(?:total|seconds|depth)\b"
+)
 ANTHROPIC_CLIENTS = frozenset(("Anthropic", "AsyncAnthropic", "AnthropicBedrock"))
 REDIRECT_WORDS = frozenset(("allow_redirects", "follow_redirects"))
 LEGACY_PACKAGE = "sublimate.legacy"
+LAYER_MODULE = "anthropic.layer"
 COMMENTS = ("#", "//", "*", "--", "<!--")
 LINE_CHARACTERS_MAX = 2000
 SHOWN_CHARACTERS = 80
@@ -121,6 +124,8 @@ def _of_node(path: str, node: ast.AST) -> Iterator[Finding]:
 def _of_import(path: str, line: int, name: str) -> Iterator[Finding]:
     if name == LEGACY_PACKAGE or name.startswith(LEGACY_PACKAGE + "."):
         yield _finding(path, line, "legacy-import", name)
+    if name == LAYER_MODULE or name.startswith(LAYER_MODULE + "."):
+        yield _finding(path, line, "layer-module", name)
     if name in ("anthropic.HUMAN_PROMPT", "anthropic.AI_PROMPT"):
         yield _finding(path, line, "text-completions", name)
 
