@@ -9,6 +9,7 @@ probe, limits, bench, tax, wire_compare, config_show, verify, version
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from .guard import guard_app
 from .kernel import kernel
 from .keys import keys_app
 from .library import ls_command, rm_command, stop_command
-from .output import run_guarded
+from .output import fold_help, print_plain, run_guarded
 from .reload import reload_command
 from .rollout import rollout_app
 from .serve_command import SERVES, serve
@@ -37,34 +38,66 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Groups of the help.
+SERVE, USE, MODELS, LOOK = "Serve", "Use", "Models", "Look"
+MEASURE, MOVE, RELEASES = "Measure", "Move", "Releases"
+
 config_app = typer.Typer(help="Settings.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-app.add_typer(keys_app, name="keys")
-app.add_typer(rollout_app, name="rollout")
-app.add_typer(guard_app, name="guard")
-app.command(help=SERVES)(serve)
-for called, command in (
-    ("convert", convert),
-    ("kernel", kernel),
-    ("reload", reload_command),
-    ("show", show_command),
-    ("ls", ls_command),
-    ("rm", rm_command),
-    ("stop", stop_command),
-    ("verify", verify_command),
-    ("sign", sign_command),
-):
-    app.command(called)(command)
 launch_app = typer.Typer(help="Start an agent that talks to a server.", no_args_is_help=True)
-app.add_typer(launch_app, name="launch")
+app.command(help=SERVES, rich_help_panel=SERVE)(serve)
+for called, command, group in (
+    ("reload", reload_command, SERVE),
+    ("ls", ls_command, MODELS),
+    ("show", show_command, MODELS),
+    ("convert", convert, MODELS),
+    ("rm", rm_command, MODELS),
+    ("stop", stop_command, MODELS),
+    ("kernel", kernel, LOOK),
+    ("verify", verify_command, RELEASES),
+    ("sign", sign_command, RELEASES),
+):
+    app.command(called, rich_help_panel=group)(command)
+app.command("list", hidden=True)(ls_command)
+for called, group_app, group in (
+    ("config", config_app, SERVE),
+    ("keys", keys_app, SERVE),
+    ("launch", launch_app, USE),
+    ("guard", guard_app, LOOK),
+    ("rollout", rollout_app, MOVE),
+):
+    app.add_typer(group_app, name=called, rich_help_panel=group)
 
 
 def main() -> None:
     """Entry of the command."""
+    if sys.argv[1:2] == ["help"]:  # as `git help` and others have it
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    if {"-h", "--help"} & set(sys.argv):
+        fold_help()
     app()
 
 
-@app.command()
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from .. import __version__
+
+        print_plain(f"sublimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _command(
+    is_version_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Serves language models through one resident loop."""
+
+
+@app.command(rich_help_panel=USE)
 def chat(
     prompt: Annotated[
         str, typer.Argument(help="Answer this and end; what is piped in stands behind it.")
@@ -125,7 +158,7 @@ def launch_claude(
     _exit(run_guarded(action))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel=USE)
 def run(
     command: Annotated[list[str], typer.Argument(help="The program with its arguments, after --.")],
     profile: Annotated[
@@ -166,7 +199,7 @@ def launch_env(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def ps(
     url: Annotated[str, typer.Option(help="One server; else those of this machine.")] = "",
     api_keys: flags.ApiKeys = None,
@@ -185,7 +218,7 @@ def ps(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def debug(
     target: Annotated[
         str,
@@ -231,7 +264,7 @@ def debug(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def doctor(
     url: flags.ServerUrl = "",
     model: flags.Model = None,
@@ -254,7 +287,7 @@ def doctor(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def pull(
     name: Annotated[str | None, typer.Argument(help="Model; else the configured one.")] = None,
     cache_dir: flags.CacheDir = None,
@@ -271,7 +304,7 @@ def pull(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def models(
     cache_dir: flags.CacheDir = None, json: flags.Json = False, config: flags.ConfigFile = None
 ) -> None:
@@ -285,7 +318,7 @@ def models(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def probe(
     model: flags.Model = None,
     host: flags.Host = None,
@@ -316,7 +349,7 @@ def probe(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def limits(
     url: Annotated[
         str, typer.Option(help="A running server: also say what its last load reached.")
@@ -335,7 +368,7 @@ def limits(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def bench(
     url: Annotated[str | None, typer.Argument(help="Server: http://127.0.0.1:8000")] = None,
     compare: Annotated[str | None, typer.Option(help="Second server, in turn with URL.")] = None,
@@ -378,7 +411,7 @@ def bench(
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def tax(
     figure: Annotated[
         list[int] | None,
@@ -435,7 +468,7 @@ def tax(
     _exit(run_guarded(action))
 
 
-@app.command("wire-compare")
+@app.command("wire-compare", rich_help_panel=MEASURE)
 def wire_compare(
     subject: Annotated[
         list[str] | None,
@@ -483,7 +516,7 @@ def config_show(json: flags.Json = False, config: flags.ConfigFile = None) -> No
     _exit(run_guarded(action))
 
 
-@app.command()
+@app.command(rich_help_panel=RELEASES)
 def version(json: flags.Json = False) -> None:
     """The version of Sublimate."""
 

@@ -26,11 +26,12 @@ def _option(name: str) -> Any:
     # Sections group the help; the default is told there because the parameter's own is "not given".
     return typer.Option(
         *names,
-        help=f"{field.help} [dim]{field.environment}[/dim]{shown}",
+        help=f"{field.help}{shown}",
         show_default=False,
         hidden=field.hidden,
         rich_help_panel=(field.section or "model").capitalize(),
-        metavar={"size": "SIZE", "list": "TEXT"}.get(field.kind),
+        metavar="|".join(choice or '""' for choice in field.choices)
+        or {"size": "SIZE", "list": "TEXT"}.get(field.kind),
     )
 
 

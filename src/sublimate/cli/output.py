@@ -5,6 +5,7 @@ defines: out, errors, complain, note, run_guarded, print_plain, error_text
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     errors: Console
 
 ERROR_BYTES_MAX = 300
+PIPE_COLUMNS = 10_000
+"""A program that reads a table wants each row in one line."""
 
 
 @cache
@@ -27,7 +30,26 @@ def _console(*, is_error: bool) -> Console:
     """Made when somebody has something to say, as no server that starts has: it takes a while."""
     from rich.console import Console
 
-    return Console(stderr=is_error, highlight=False)
+    console = Console(stderr=is_error, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_COLUMNS
+    return console
+
+
+def fold_help() -> None:
+    """Long words of the help go on in the next line. They would be cut at the column's end."""
+    from rich import columns
+    from rich.table import Table
+    from typer import rich_utils
+
+    class FoldingTable(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*cells, **options)
+            for column in self.columns:
+                column.overflow = "fold"
+
+    for module in (rich_utils, columns):
+        vars(module)["Table"] = FoldingTable
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,10 @@ def run_program(command: Sequence[str], profile: str = "") -> int:
     program."""
     program = shutil.which(command[0])
     if program is None:
-        raise ConfigError(f"There is no program {command[0]!r} on the path.")
+        raise ConfigError(
+            f"There is no program {command[0]!r} on the path. (To talk to a model: "
+            f"sublimate chat --model {command[0]})"
+        )
     if not profile and PROFILE_VARIABLE not in os.environ:
         with contextlib.suppress(PeerError):  # the program's own requests say what is wrong
             profile = Peer(url).profile if (url := os.environ.get("ANTHROPIC_BASE_URL")) else ""

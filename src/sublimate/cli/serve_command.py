@@ -13,7 +13,9 @@ import typer
 from . import options as flags
 from .given import serve_with
 
-SERVES = "Serve a model, or several, on http://127.0.0.1:8000 (Messages API)."
+SERVES = """Serve a model, or several, on http://127.0.0.1:8000 (Messages API).
+
+Each setting is also an environment variable, as SUBLIMATE_QUEUE_MAX for --queue-max."""
 
 
 def serve(

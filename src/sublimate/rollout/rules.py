@@ -85,7 +85,8 @@ RULES: dict[str, Rule] = {
         what="a version of the anthropic SDK older than those that are tested",
         do="take anthropic 0.125 or newer, or try that version against this server first",
         severity=LOOK,
-        pattern=r"\banthropic(?:\[[\w,-]*\])?[\"']?\s*(?:[=~<]=|@|:)\s*[\"'^~]*0\.(?:\d{1,2}|1[01]\d|12[0-4])\."
+        pattern=r"\banthropic(?:\[[\w,-]*\])?[\"']?\s*(?:[=~<]=|@|:)\s*[\"'^~]*"
+        r"0\.(?:\d{1,2}|1[01]\d|12[0-4])\."
         r"|[\"']@anthropic-ai/sdk[\"']\s*:\s*[\"'^~=]*0\.(?:\d{1,2}|1[01]\d|12[0-4])\.",
     ),
     "deprecation-header": Rule(
