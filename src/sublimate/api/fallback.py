@@ -342,13 +342,17 @@ class Fallback:
 # ---- events --------------------------------------------------------------------------------------
 async def _blocks(reply: Reply) -> AsyncIterator[bytes]:
     """Of server-sent events, each without its empty line. Raises UpstreamError."""
-    left = b""
+    left = bytearray()
     async for piece in reply.pieces():
-        *blocks, left = (left + piece.replace(b"\r", b"")).split(EVENT_END)
+        looked = max(0, len(left) - len(EVENT_END) + 1)  # no end begins before
+        left += piece.replace(b"\r", b"")
+        begin = 0
+        while (end := left.find(EVENT_END, max(begin, looked))) >= 0:
+            yield bytes(left[begin:end])
+            begin = end + len(EVENT_END)
+        del left[:begin]
         if len(left) > EVENT_BYTES_MAX:
             raise UpstreamError("an event of its stream has no end")
-        for block in blocks:
-            yield block
     if left.strip():
         raise UpstreamError("its stream ended within an event")
 

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,7 @@ class EdgeServer:
         """What the kernel remembers of connections; nothing until the supervisor hands it on."""
         self.draining = self.leaving = False
         self.began_seconds = time.monotonic()
+        threading.stack_size(limits.THREAD_STACK_BYTES)  # of all threads that begin later
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
         """Of work that no request for an answer waits for."""

@@ -179,7 +179,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self._url = b""
-        self._fields: dict[bytes, bytes] = {}
+        self._fields: dict[bytes, list[bytes]] = {}
         self._field_count = 0
         self._head_bytes = 0
         self._unparsed_bytes = 0
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
         if self._body_is_cut_off:
             framing = b"transfer-encoding: chunked"
             if b"content-length" in self._fields:
-                framing = b"content-length: %d" % int(self._fields[b"content-length"])
+                framing = b"content-length: %d" % int(self._fields[b"content-length"][0])
             self._is_restarting = True
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
             self._is_restarting = self._body_is_cut_off = False
@@ -368,11 +368,10 @@ class HttpConnection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer field says nothing here
         name, value = name.lower(), value.strip(WHITE_SPACE)
-        if name in self._fields:
-            if name in SINGLE_FIELDS:
-                self._stop(ApiError("malformed_request"))
-            value = self._fields[name] + b", " + value
-        self._fields[name] = value
+        values = self._fields.setdefault(name, [])
+        if values and name in SINGLE_FIELDS:
+            self._stop(ApiError("malformed_request"))
+        values.append(value)
 
     def on_headers_complete(self) -> None:
         if self._is_restarting:
@@ -382,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
         version: str = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
             self._stop(ApiError("unsupported_version"))
-        fields = self._fields
+        fields = {name: b", ".join(values) for name, values in self._fields.items()}
         if version == "1.1" and b"host" not in fields:
             self._stop(ApiError("malformed_request"))
         coding = fields.get(b"transfer-encoding")

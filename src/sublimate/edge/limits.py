@@ -225,6 +225,9 @@ lock, and the event loop waits for each. They take some 1.5 to 5 ms per MiB, so 
 largest size delays all streams by up to 0.6 s at a time, and by half a second in sum."""
 PREPARE_THREADS = 2
 """Of requests that are about to be submitted."""
+THREAD_STACK_BYTES = 64 * MIB
+"""Of address space, for each thread. The grammar library follows the references of a schema by
+recursion, and may need a quarter of this for as many schemas as one request may have."""
 ASIDE_THREADS = 2
 """Of work for which no stream waits: counting, tokenising, reading batches."""
 COUNT_BYTES_MIN = MIB

@@ -517,19 +517,30 @@ class _Finite:
         """(path, schema) of a reference to a schema without a finite document, shortest path
         first."""
         self._finite.clear()
-        grows = True
-        while grows:
-            grows = False
-            for _, node in reversed(self._nodes):
-                if id(node) not in self._finite and self._ends(node):
-                    self._finite.add(id(node))
-                    grows = True
+        users = self._users()
+        waiting = [node for _, node in self._nodes]
+        while waiting:
+            node = waiting.pop()
+            if id(node) not in self._finite and self._ends(node):
+                self._finite.add(id(node))
+                waiting += users.get(id(node), ())
         endless = [
             (path, node)
             for path, node in self._nodes
             if "$ref" in node and not self._is_finite(_target(self.root, node["$ref"]))
         ]
         return max(endless, key=lambda one: (one[0].count("."), one[0]), default=None)
+
+    def _users(self) -> dict[int, list[dict[str, Any]]]:
+        """Identity of a schema -> those that hold or reference it."""
+        users: dict[int, list[dict[str, Any]]] = {}
+        for _, node in self._nodes:
+            used = [one for _, _, one, _ in _slots(node)]
+            if "$ref" in node:
+                used.append(_target(self.root, node["$ref"]))
+            for one in used:
+                users.setdefault(id(one), []).append(node)
+        return users
 
     def _is_finite(self, schema: Any) -> bool:
         return not isinstance(schema, dict) or id(cast(object, schema)) in self._finite
