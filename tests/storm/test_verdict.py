@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from storm.verdict import ANSWERS_MIN, BASE_KIB, SLOWER_TIMES_OF, Figures, findings, p, row
+from storm.verdict import (
+    ANSWERS_MIN,
+    BASE_KIB,
+    FLOODS,
+    SLOWER_TIMES_OF,
+    Figures,
+    Seen,
+    findings,
+    p,
+    row,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SOCKETS = 100
@@ -44,7 +54,7 @@ def test_what_is_beyond_the_bound_of_a_storm_is_told(changed: dict[str, Any], to
     found = findings(one, SOCKETS)
     assert len(found) == bool(told) and told in "".join(found)
     assert all(text.startswith(f"{one.name}: ") for text in found)
-    assert row(one).count("|") == 7
+    assert row(one).count("|") == 9
 
 
 def test_a_bound_of_its_own_is_documented_and_of_a_storm_that_there_is() -> None:
@@ -56,3 +66,32 @@ def test_a_bound_of_its_own_is_documented_and_of_a_storm_that_there_is() -> None
 
 def test_too_few_have_no_quantile() -> None:
     assert math.isnan(p(0.99, [1.0])) and p(0.5, [1.0, 3.0]) == 2.0
+
+
+LIVE = {"http": [20.0] * 10, "grpc": [20.0] * 10}
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (Seen(LIVE, 10, 29), ""),
+        (Seen({**LIVE, "grpc": [20.0] * 9 + [101.0]}, 10, 29), "grpc: the ten slowest"),
+        (Seen({**LIVE, "http": [20.0] * 4 + [90.0] * 6}, 10, 29), "http: the ten slowest"),
+        (Seen({**LIVE, "h3": [20.0] * 3}, 10, 29), "too seldom"),
+        (Seen(LIVE, 10, 30), "a stream's gap: 10 ms before, 30 in it"),
+        (Seen({}, 10, 10), "the probes failed"),
+    ],
+)
+def test_f05_what_a_flood_may_not_do_is_told(seen: Seen, told: str) -> None:
+    one = figures(name="HTTP/2 PING", storm_ms=[500.0] * ANSWERS_MIN, seen=seen)
+    found = findings(one, SOCKETS)
+    assert len(found) == bool(told) and told in "".join(found)
+
+
+def test_f05_floods_have_bounds_and_a_line_in_the_docs() -> None:
+    attacks = (ROOT / "tests/storm/attacks.py").read_text()
+    flooded = attacks.partition("FLOODS: dict")[2].partition("\n}\n")[0]
+    told = (ROOT / "docs/storms.md").read_text()
+    for name in FLOODS:
+        assert f'"{name}":' in flooded and f"**{name}**" in told
+    assert flooded.count('    "') == len(FLOODS)

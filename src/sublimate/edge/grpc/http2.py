@@ -233,6 +233,8 @@ class Http2Connection(asyncio.Protocol):
         self._began = self._heard = self._idle_since = time.monotonic()
         self._pinged = 0.0
         self._is_leaving = self._is_over = False
+        self._dropped_bytes = 0
+        """That came after the end."""
         self._timer: asyncio.TimerHandle | None = None
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
             DATA: self._on_data,
@@ -268,7 +270,11 @@ class Http2Connection(asyncio.Protocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_over:
+        if self._is_over:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > limits.HTTP2_LINGER_BYTES_MAX:
+                self.transport.abort()
+        else:
             self._heard = time.monotonic()
             self._received += data
             if not self._goes_on and not self._is_full:
@@ -319,7 +325,8 @@ class Http2Connection(asyncio.Protocol):
 
     def _go_on_soon(self) -> None:
         self._goes_on = True
-        self.transport.pause_reading()
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
         self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -703,7 +710,21 @@ class Http2Connection(asyncio.Protocol):
         self._go_away(code, reason)
         self._abandon()
         self._flush()
-        self._close()
+        if code == NO_ERROR or self.transport.is_closing():
+            self._close()
+        elif not self._is_over:
+            self._linger()
+
+    def _linger(self) -> None:
+        """What still comes is read and dropped for a moment: a close with bytes unread is a reset,
+        which can take the last word from the client."""
+        self._is_over = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(limits.HTTP2_LINGER_SECONDS, self.transport.abort)
 
     def _go_away(self, code: int, reason: str = "") -> None:
         content = NUMBER.pack(self._last_number) + NUMBER.pack(code) + reason.encode()
