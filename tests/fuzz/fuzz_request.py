@@ -119,6 +119,7 @@ class Served:
     display_name = MODEL.display_name
     text = MODEL
     prompt_tokens_max = 4096
+    adapter = 0
     text_came: Any = None
 
     def checked_sampling(self, fields: SamplingFields) -> Sampling:
@@ -128,7 +129,7 @@ class Served:
 class Server:
     """What a body is read with."""
 
-    models = Models([cast(Any, Served())])
+    models = Models([cast(Any, Served())], cast(Any, None))
     settings = EdgeSettings()
     limits = HttpLimits(messages_max=1000)
 

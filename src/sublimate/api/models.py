@@ -51,12 +51,12 @@ def capabilities(thinks: bool) -> dict[str, Any]:
 
 
 def entry(served: Served, identifier: str) -> dict[str, Any]:
-    """The union of both families' fields. Token counts are what is served, not what was trained;
-    null before the model was loaded for the first time. parent: of an adapter and of another name,
-    the model behind it."""
+    """The union of the fields that clients look for. Token counts are what is served, not what was
+    trained; null before the model was loaded for the first time. parent: of an adapter and of
+    another name, the model behind it."""
     text = served.text_if_read
     created = datetime.fromtimestamp(served.created_seconds, UTC)
-    context = served.context_tokens or (None if served.rests else 0)
+    context = served.context_tokens or None
     is_alias = identifier not in (served.name, VENDOR_PREFIX + served.name)
     thinks = text is not None and text.template.thinking_format is not None
     told = {
@@ -68,6 +68,9 @@ def entry(served: Served, identifier: str) -> dict[str, Any]:
         "line": None,
         "max_input_tokens": context,
         "max_tokens": context,
+        "context_length": context,
+        "max_model_len": context,
+        "meta": {"n_ctx": context},
         "capabilities": capabilities(thinks),
         "deprecated_at": None,
         "retires_at": None,

@@ -87,7 +87,7 @@ def _answered(
         return await server.loop.run_in_executor(server.aside, lambda: trimmed(make, len(body)))
 
     async def elsewhere() -> None:
-        exchange.send_json(200, await server.models.once_loaded(made))
+        exchange.send_json(200, await server.models.once_loaded(exchange, made))
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere()
@@ -157,7 +157,7 @@ def _answer(served: Served, ids: list[int], asked: TokenizeBody) -> bytes:
     texts = [_shown(tokenizer, token) for token in ids] if asked.return_token_strs else None
     answer = {
         "count": len(ids),
-        "max_model_len": served.context_tokens,
+        "max_model_len": served.context_tokens or None,
         "tokens": ids,
         "token_strs": texts,
     }

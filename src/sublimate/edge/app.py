@@ -459,10 +459,10 @@ class EdgeServer:
 
     def refuse_unread(self) -> None:
         """Before a request for an answer is read, where it is clear by then. Raises ApiError."""
-        if self.models.loading is None:
-            self.engine_or_refuse(self.models.main)
-        elif self.draining:
+        if self.draining:
             raise self.draining_error()
+        if not self.models.loads and not self.models.main.is_coming:
+            self.engine_or_refuse(self.models.main)
 
     def engine_or_refuse(self, served: Served) -> EngineLink:
         """Of a model. Raises ApiError while draining, without an engine, or with one that is not

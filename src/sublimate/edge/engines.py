@@ -66,6 +66,8 @@ class Engines:
         """They finish what they have."""
         self.was_lost = False
         """The last change was that one ended which was not to leave: it comes back by itself."""
+        self.is_first_awaited = False
+        """The first one is loading. Requests wait for it."""
         self._unavailable: tuple[str, str] = ("engine_unavailable", "")
 
     @property
@@ -118,7 +120,7 @@ class Engines:
         )
         link.number, link.worker, link.prefixes = number, worker, prefixes
         self._links[number] = link
-        self.was_lost = False
+        self.was_lost = self.is_first_awaited = False
         self._standing.came(number, worker)
         self._stories.engine_up(link.trace)
         self._changed()
@@ -134,6 +136,7 @@ class Engines:
         until the next."""
         known = reason if reason in FOREVER_REASONS else "engine_unavailable"
         self._unavailable = (known, message)
+        self.is_first_awaited = False
         self._standing.lost(number)
         self.was_lost |= number in self._links
         gone = [links.pop(number, None) for links in (self._links, self._leaving)]

@@ -359,7 +359,7 @@ def prepared(
             if waiting is not None:
                 await waiting
 
-        await server.models.once_loaded(attempt, needs_engine=constrains)
+        await server.models.once_loaded(exchange, attempt, needs_engine=constrains)
 
     if len(body) >= limits.OFFLOAD_BYTES_MIN:
         return elsewhere(lambda: held(work()))
@@ -380,8 +380,8 @@ def _prompt_of(
 ) -> Prompt:
     """By its model as it is now. Raises ApiError, NotLoadedError."""
     served = server.models.of(generation.model_name)
-    if needs_engine and served.rests:
-        raise NotLoadedError(served, needs_engine=True)
+    if needs_engine and not served.links:
+        served.engine_or_refuse()
     version = served.text_version
     prompt = prepare(
         generation,

@@ -1,4 +1,5 @@
-"""Models that are loaded when they are asked for: who waits, and for how long.
+"""Models that are loaded when they are asked for, and the main model's first engine, which loads
+while the server starts: which requests wait, and for how long.
 
     a request finds no engine -> ModelWanted, and the text is read meanwhile -> EngineUp, or
     ModelFailed -> it is prepared again and handed over -> ModelTaken, once nobody waits any more
@@ -105,14 +106,14 @@ class Loading:
                 raise self._refusal()
             if served.failure is not None:
                 raise _failed(served)
-            if error.needs_engine and not served.links and served not in self._wanted:
+            if error.needs_engine and served.rests and served not in self._wanted:
                 self._wanted.add(served)
                 self._tell(channel.ModelWanted(model=served.name))
             await self._sleep(served, until - self._loop.time())
 
     def _is_there(self, served: Served, needs_engine: bool) -> bool:
         has_text = served.text_if_read is not None
-        return has_text and (bool(served.links) or not needs_engine or served.engines.was_lost)
+        return has_text and (not needs_engine or not served.is_coming)
 
     async def _sleep(self, served: Served, seconds: float) -> None:
         sleeper = self._loop.create_future()

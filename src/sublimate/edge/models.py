@@ -5,13 +5,14 @@ defines: Models, open_models
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
-from ..control.channel import ModelPlace
+from ..control.channel import Message, ModelPlace
 from ..errors import ConfigError, nearest
 from ..guard.engine_watch import Verdict
 from . import limits
@@ -23,6 +24,7 @@ from .textmodel import TextModel
 
 if TYPE_CHECKING:
     from .app import EdgeServer
+    from .exchange import Exchange
 
 LOG = logging.getLogger("sublimate.edge")
 Made = TypeVar("Made")
@@ -36,17 +38,39 @@ LISTED_MAX = 8
 """Names that the error for an unknown one repeats."""
 
 
+@contextlib.contextmanager
+def _cancelled_when_gone(exchange: Exchange) -> Generator[None]:
+    """The current task, in whatever it awaits here."""
+    task, before = asyncio.current_task(), exchange.on_gone
+
+    def gone() -> None:
+        if before is not None:
+            before()
+        if exchange.lease is not None:
+            exchange.lease.cancel()
+        if task is not None:
+            task.cancel()
+
+    exchange.on_gone = gone
+    try:
+        yield
+    finally:
+        if exchange.on_gone is gone:
+            exchange.on_gone = before
+
+
 class Models:
     """The first of them is the main one. What engines tell is of the model whose they are. On the
     event loop's thread only, but for `resolve` and `of`."""
 
-    def __init__(self, served: Iterable[Served]) -> None:
+    def __init__(self, served: Iterable[Served], loading: Loading, *, loads: bool = False) -> None:
+        """loads: they are loaded when they are asked for."""
         self.all = tuple(served)
         if len({one.name for one in self.all}) != len(self.all) or not self.all:
             raise ValueError("a server has a model, and each a name of its own")
         self.main = self.all[0]
-        self.loading: Loading | None = None
-        """If they are loaded when they are asked for."""
+        self.loading = loading
+        self.loads = loads
         self.listed: dict[str, Served] = {}
         """What is shown to who asks for a list."""
         self.answers_all = False
@@ -135,25 +159,28 @@ class Models:
 
     # ---- what is not in memory -----------------------------------------------------------------
     async def once_loaded(
-        self, make: Callable[[], Awaitable[Made]], *, needs_engine: bool = False
+        self,
+        exchange: Exchange,
+        make: Callable[[], Awaitable[Made]],
+        *,
+        needs_engine: bool = False,
     ) -> Made:
         """What `make` returns, which is called again where it has found a model not loaded; with
-        needs_engine, once an engine of it is there, too. Raises ApiError."""
+        needs_engine, once an engine of it is there, too. Ends when the client of the exchange goes
+        meanwhile. Raises ApiError, CancelledError."""
         with contextlib.ExitStack() as waits:
             while True:
                 try:
                     return await make()
                 except NotLoadedError as error:
-                    if self.loading is None:
-                        raise RuntimeError("a model was to be there from the start") from None
                     error.needs_engine |= needs_engine
                     waits.enter_context(self.loading.waits(error.served))
-                    await self.loading.come(error)
+                    with _cancelled_when_gone(exchange):
+                        await self.loading.come(error)
 
     def refuse(self, why: Callable[[], ApiError]) -> None:
         """Nobody waits for a model any more."""
-        if self.loading is not None:
-            self.loading.refuse(why)
+        self.loading.refuse(why)
 
     def owner_of(self, served: Served, owner: bytes) -> bytes:
         """Whose prompts of that model, or of it with that adapter, these are: what another one has
@@ -163,7 +190,7 @@ class Models:
     def failed(self, name: str, reason: str, message: str) -> None:
         """That model could not be loaded: one that this edge need not have, if others are newer."""
         served = self._names.get(name)
-        if self.loading is not None and served is not None:
+        if served is not None:
             served.engines.was_lost = False  # one that ended as it came
             self.loading.failed(served, reason, message)
 
@@ -174,8 +201,7 @@ class Models:
         for link in served.links:
             self.lost(link.number)
         served.engines.was_lost = False
-        if self.loading is not None:
-            self.loading.file_changed(served)
+        self.loading.file_changed(served)
 
     # ---- engines -------------------------------------------------------------------------------
     @property
@@ -208,12 +234,8 @@ class Models:
                 served.engines.lost(number)
                 on_broken()
 
-        if self.loading is None:
-            arrive()
-        elif served.text_if_read is None:
-            self.loading.arrived(served, number, arrive_late)
-        else:
-            self.loading.arrived(served, number, arrive)
+        is_read = served.text_if_read is not None
+        self.loading.arrived(served, number, arrive if is_read else arrive_late)
 
     def engines_of(self, number: int) -> Served:
         """Whose engine that is. One that nobody has told of is the main model's."""
@@ -227,8 +249,7 @@ class Models:
             self._leaving.discard(number)
             del self._engines[number]
         served.engines.lost(number, reason, message)
-        if self.loading is not None:
-            self.loading.left(served, number)
+        self.loading.left(served, number)
 
     def leave(self, number: int, idle: Callable[[], None]) -> None:
         """As Engines.leave. `idle` at once where nobody has told of it."""
@@ -240,8 +261,7 @@ class Models:
             self._leaving.add(number)
         else:
             del self._engines[number]
-        if self.loading is not None:
-            self.loading.left(served, number)
+        self.loading.left(served, number)
         served.engines.leave(number, idle)
 
     def told(self, number: int, verdict: Verdict) -> None:
@@ -270,10 +290,13 @@ class Models:
 
     def close(self) -> None:
         """Forget all engines."""
-        if self.loading is not None:
-            self.loading.close()
+        self.loading.close()
         for one in self.all:
             one.engines.close()
+
+
+def _tell_nobody(message: Message) -> None:
+    del message
 
 
 def open_models(
@@ -286,15 +309,15 @@ def open_models(
         places = (on_demand.main, *on_demand.more)
     routes = server.settings.routing == "prefix"
     texts = [text, *[None] * (len(places) - 1)]
-    models = Models(
+    tell = on_demand.tell if on_demand is not None else _tell_nobody
+    loading = Loading(server.loop, server.aside, tell, server.settings.queue_max)
+    served = [
         Served(where, of, server.loop, server.stories, server.place, routes=routes)
         for where, of in zip(places, texts, strict=True)
-    )
-    if on_demand is not None:
-        for one in models.all:
-            one.loads = True
-        tell, queue_max = on_demand.tell, server.settings.queue_max
-        models.loading = Loading(server.loop, server.aside, tell, queue_max)
+    ]
+    models = Models(served, loading, loads=on_demand is not None)
+    for one in models.all:
+        one.loads = models.loads
     for one in models.all:
         models.add_adapters(one, one.where.adapters)
     models.add_aliases(server.settings.aliases)

@@ -102,6 +102,7 @@ class EdgeProcess:
         self._server = (
             EdgeServer(*given, on_demand, start.adapters) if is_whole else EdgeWithoutModel(*given)
         )
+        self._server.models.main.engines.is_first_awaited = is_whole and not start.loads
         if "inbox" in extras:
             self._server.siblings.open(socket.socket(fileno=extras["inbox"]))
         loop = asyncio.get_running_loop()

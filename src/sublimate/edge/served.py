@@ -166,6 +166,11 @@ class Served:
         return self.loads and not self.links and not self.engines.was_lost
 
     @property
+    def is_coming(self) -> bool:
+        """No engine serves it, and a request waits until one does."""
+        return self.rests or (self.engines.is_first_awaited and not self.links)
+
+    @property
     def state(self) -> str:
         """For people: loaded, unloaded or lost (an engine that ended and is started again)."""
         if self.links:
@@ -190,7 +195,7 @@ class Served:
     def engine_or_refuse(self) -> EngineLink:
         """Raises ApiError without an engine, or with none that is well, NotLoadedError where one
         can be loaded."""
-        if self.rests:
+        if self.is_coming:
             raise NotLoadedError(self, needs_engine=True)
         if (engine := self.engines.first) is None:
             raise self.engines.unavailable_error()

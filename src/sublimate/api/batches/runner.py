@@ -232,7 +232,7 @@ class Batches:
 
     def _has_room(self) -> bool:
         server = self._server
-        links, loads = server.models.links, server.models.loading is not None
+        links, loads = server.models.links, server.models.loads
         if server.draining or not (links or loads):
             return False
         if any(link.stats()["waiting"] for link in links):

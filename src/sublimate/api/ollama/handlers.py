@@ -73,7 +73,6 @@ def _answer_load(
 ) -> Awaitable[None] | None:
     """A model that always is loaded stays so. Others' memory is this machine's user's to give."""
     served = server.models.resolve(request.model)
-    loading = server.models.loading
     is_unload = request.keep_alive in (0, "0")
 
     def answer() -> None:
@@ -86,15 +85,15 @@ def _answer_load(
         server.engine_or_refuse(served)
 
     async def load() -> None:
-        await server.models.once_loaded(there, needs_engine=True)
+        await server.models.once_loaded(exchange, there, needs_engine=True)
         answer()
 
-    if is_unload and loading is not None:
+    if is_unload and server.models.loads:
         if server.access.is_loopback and not server.access.needs_key:
-            loading.stop(served)
+            server.models.loading.stop(served)
         answer()
         return None
-    if served.rests:
+    if served.is_coming:
         return load()
     server.engine_or_refuse(served)
     answer()

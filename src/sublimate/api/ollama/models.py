@@ -78,7 +78,7 @@ def show_model(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None
         return _shown(served)
 
     async def read_first() -> None:
-        _send(exchange, await server.models.once_loaded(told))
+        _send(exchange, await server.models.once_loaded(exchange, told))
 
     if served.text_if_read is None:
         return read_first()
