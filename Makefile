@@ -75,13 +75,13 @@ test-gemma: build
 	$(BIN)/sublimate pull gemma3-270m
 	$(PYTEST) -m gemma tests/golden/test_gemma.py $(ARGS)
 
-# Agents themselves, with loopback for all their network.
-CLIENT := tests/clients/claude_code
+# Agents themselves, with loopback for all their network: the newest, and an older Claude Code.
+AGENTS := tests/clients/claude_code tests/clients/agents
 test-clients: build
-	npm ci --prefix $(CLIENT) --no-audit --no-fund
-	node $(CLIENT)/node_modules/@anthropic-ai/claude-code/install.cjs
+	for folder in $(AGENTS); do npm ci --prefix $$folder --no-audit --no-fund || exit 1; \
+	  node $$folder/node_modules/@anthropic-ai/claude-code/install.cjs || exit 1; done
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
-	  $(PYTEST) -m clients $(CLIENT) $(ARGS)
+	  $(PYTEST) -m clients $(AGENTS) $(ARGS)
 
 # The tests of the Messages API once more: with their streams in binary frames, and then with their
 # clients' requests carried by ours.

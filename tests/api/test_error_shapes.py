@@ -110,7 +110,7 @@ def envelope_of(path: str) -> str:
     """By the path alone, as the documentation says."""
     if path.startswith("/api/"):
         return "ollama"
-    if path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses")):
+    if path.startswith(("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/batches")):
         return "openai"
     own = path.startswith("/v1/messages") or not path.startswith("/v1/")
     return "messages" if own else "shared"
@@ -206,6 +206,44 @@ def test_f20_json_inside_of_a_body(shared: Served) -> None:
 def test_embeddings_are_told_not_to_be_there(shared: Served, path: str) -> None:
     reply = shared.client.post(path, json={"model": "tiny", "input": "a"})
     check_real(reply, "embeddings", envelope_of(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        pytest.param("POST", "/v1/batches", id="F31-create"),
+        pytest.param("GET", "/v1/batches", id="F31-list"),
+        pytest.param("GET", "/v1/batches/batch_1", id="F31-retrieve"),
+        pytest.param("POST", "/v1/batches/batch_1/cancel", id="F31-cancel"),
+        pytest.param("POST", "/v1/responses/compact", id="F31-compact"),
+    ],
+)
+def test_what_openai_has_besides_is_told_not_to_be_there(
+    shared: Served, method: str, path: str
+) -> None:
+    reply = shared.client.request(method, path, json={} if method == "POST" else None)
+    error = reply.json()["error"]
+    assert reply.status_code == 404 and error["code"].endswith("_not_offered")
+    assert set(error) == {"message", "type", "param", "code"}
+    assert shared.client.get("/v1/responses/compact").status_code == 405
+
+
+def test_f31_a_file_of_another_api_is_told_not_to_be_taken(shared: Served) -> None:
+    reply = shared.client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", b"{}")}
+    )
+    assert reply.status_code == 404 and "/v1/messages/batches" in reply.json()["error"]["message"]
+    kept = shared.client.post("/v1/files", files={"file": ("a.txt", b"a", "text/plain")})
+    assert kept.status_code == 200
+
+
+def test_f31_tokens_of_a_response_are_counted(shared: Served) -> None:
+    asked = {"model": "tiny", "input": "say hello", "instructions": "Be brief."}
+    counted = shared.client.post("/v1/responses/input_tokens", json=asked).json()
+    answered = shared.client.post("/v1/responses", json=asked).json()
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == answered["usage"]["input_tokens"]
+    assert shared.client.get("/v1/responses/input_tokens").status_code == 405
 
 
 # ---- what causes them ----------------------------------------------------------------------------
@@ -313,6 +351,8 @@ CAUSES = {
     "too_many_at_once": "keys::requests_at_once_and_a_client_that_leaves_frees_its_place",
     "origin_refused": "operations::cors_by_default_takes_pages_of_this_machine_only",
     "host_refused": "operations::a_foreign_host_is_a_typed_error",
+    "batches_elsewhere": "error_shapes::what_openai_has_besides_is_told_not_to_be_there",
+    "compaction": "error_shapes::what_openai_has_besides_is_told_not_to_be_there",
     "embeddings": "error_shapes::embeddings_are_told_not_to_be_there",
     "not_offered": "ollama::f32_models_are_not_changed_through_the_api",
     "not_found": "error_shapes::each_route_errs_in_its_envelope",

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,12 +44,40 @@ def effective(served: Served, **changes: object) -> Effective:
 def test_a33_the_environment_is_that_of_the_served_context(agent_server: Served) -> None:
     asked = peer.Peer(agent_server.url, KEY)
     variables = launch.environment(asked, asked.model())
-    for name in ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"):
-        assert variables[name] == str(CONTEXT_TOKENS)
+    assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(CONTEXT_TOKENS)
     assert int(variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == CONTEXT_TOKENS // 8
     assert variables["ANTHROPIC_BASE_URL"] == agent_server.url
     assert variables["ANTHROPIC_MODEL"] == "tiny"
     assert variables["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+
+
+def test_f63_a_window_that_the_client_would_raise_is_not_set() -> None:
+    name = "CLAUDE_CODE_AUTO_COMPACT_WINDOW"
+    for context, wanted in ((32_768, None), (99_999, None), (100_000, "100000")):
+        model = peer.Model(id="m", max_input_tokens=context, max_tokens=1000)
+        start = launch.AGENTS["claude"].start(peer.Peer("http://localhost:1"), model)
+        assert start.variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+        assert start.variables.get(name) == wanted
+        assert (name in start.without) == (wanted is None)
+
+
+def test_f21_codex_and_opencode_get_what_is_served() -> None:
+    model = peer.Model(id="m", max_input_tokens=40_000, max_tokens=9000)
+    asked = peer.Peer("http://localhost:1", KEY)
+    codex = launch.AGENTS["codex"].start(asked, model)
+    settings = tomllib.loads("\n".join(codex.flags[1::2]))
+    assert set(codex.flags[::2]) == {"-c"} and KEY not in str(codex.flags)
+    assert settings["model"] == "m" and settings["model_context_window"] == 40_000
+    provider = settings["model_providers"][settings["model_provider"]]
+    assert provider["base_url"] == "http://localhost:1/v1"
+    assert provider["wire_api"] == "responses"
+    assert codex.variables[provider["env_key"]] == KEY
+    opencode = launch.AGENTS["opencode"].start(asked, model)
+    settings = msgspec.json.decode(opencode.variables["OPENCODE_CONFIG_CONTENT"])
+    name, _, chosen = settings["model"].partition("/")
+    provider = settings["provider"][name]
+    assert provider["options"]["apiKey"] == KEY
+    assert provider["models"][chosen]["limit"] == {"context": 40_000, "output": 5000}
 
 
 def test_a35_a_context_under_32k_is_refused_with_what_to_set(
@@ -218,8 +247,8 @@ def test_an_agent_gets_its_words_and_environment_and_its_status_is_passed_on(
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of another server")
     words = ["-p", "two words"]
     asked = peer.Peer(agent_server.url, KEY)
-    launched = launch.launch_claude(
-        effective(agent_server), words, asked, None, url="", any_context=False
+    launched = launch.launch_agent(
+        "claude", effective(agent_server), words, asked, None, url="", any_context=False
     )
     assert launched == 7
     said = capfd.readouterr()
@@ -232,8 +261,10 @@ def test_an_agent_that_is_not_installed_comes_with_the_command(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     asked = peer.Peer(agent_server.url, KEY)
-    with pytest.raises(ConfigError, match="npm install -g"):
-        launch.launch_claude(effective(agent_server), [], asked, None, url="", any_context=False)
+    with pytest.raises(ConfigError, match="npm install -g @openai/codex"):
+        launch.launch_agent(
+            "codex", effective(agent_server), [], asked, None, url="", any_context=False
+        )
 
 
 def test_f51_readiness_and_doctor_say_that_a_template_is_replaced() -> None:

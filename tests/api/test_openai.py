@@ -208,7 +208,8 @@ def test_completion_logprobs(client: openai.OpenAI) -> None:
 
 # ---- errors --------------------------------------------------------------------------------------
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("n", {"n": 2}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
     ("temperature", {"temperature": 3}),
     ("stop.1", {"stop": ["a", "x" * 1025]}),
     ("max_completion_tokens", {"max_completion_tokens": -5}),
@@ -261,7 +262,9 @@ def test_what_cannot_be_served_is_named(server: Served, param: str, fields: dict
         ("echo", {"echo": True, "logprobs": 1}),
         ("suffix", {"suffix": "b"}),
         ("prompt", {"prompt": []}),
-        ("prompt", {"prompt": ["a", "b"]}),
+        ("prompt.1", {"prompt": ["a", ""]}),
+        ("prompt.1", {"prompt": ["a", 5]}),
+        ("prompt", {"prompt": ["a"] * 65, "n": 2}),
         ("prompt.1", {"prompt": [3, 9999]}),
         ("logprobs", {"logprobs": 50}),
     ],

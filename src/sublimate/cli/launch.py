@@ -3,8 +3,6 @@
 Every figure comes from what the server serves now, never from what its model was trained for. The
 agent's own prompt is known to the agent alone, so nothing is computed ahead: its first turn fills
 the cache and the second reads it.
-
-defines: environment, check_context, shown, run_child, launch_claude, launch_env
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -31,10 +29,18 @@ from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer
 
 Shell = Literal["sh", "fish", "powershell", "json"]
 
-CLAUDE = "claude"
-INSTALL = "npm install -g @anthropic-ai/claude-code"
+CLAUDE, CODEX, OPENCODE = "claude", "codex", "opencode"
 NO_KEY = "none"
 """Agents want some key, also for a server that wants none."""
+PROVIDER = "sublimate"
+"""What agents that know several call this server."""
+KEY_VARIABLE = "SUBLIMATE_AGENT_KEY"
+"""Where Codex finds the key: its configuration names a variable."""
+COMPACT_WINDOW_MIN = 100_000
+"""Claude Code takes a smaller CLAUDE_CODE_AUTO_COMPACT_WINDOW as this, and warns. Without it the
+window is that of CLAUDE_CODE_MAX_CONTEXT_TOKENS."""
+COMPACT_SHARE = 0.85
+"""Codex makes room when so much of the context is in use."""
 OUTPUT_SHARE = 8
 """An answer may be so small a part of the context: what it reserves is missing for the prompt."""
 TIMEOUT_MILLISECONDS = 3_600_000
@@ -42,22 +48,36 @@ TIMEOUT_MILLISECONDS = 3_600_000
 SIGNAL_EXIT = 128
 
 
+class Start(msgspec.Struct, frozen=True):
+    """How an agent is started for a server."""
+
+    flags: tuple[str, ...] = ()
+    """Before the words of the user."""
+    variables: dict[str, str] = {}
+    without: tuple[str, ...] = ()
+    """Variables that would win over those."""
+
+
+def output_tokens(model: Model) -> int:
+    """The longest answer that an agent should ask for."""
+    return max(1, min(model.max_tokens, model.max_input_tokens // OUTPUT_SHARE))
+
+
 def environment(peer: Peer, model: Model) -> dict[str, str]:
     """Variables of Claude Code for this server, what it trusts among them."""
     context = str(model.max_input_tokens)
     names = ("OPUS", "SONNET", "HAIKU")
-    output = max(1, min(model.max_tokens, model.max_input_tokens // OUTPUT_SHARE))
-    trusted = peer.trusted
+    fits = model.max_input_tokens >= COMPACT_WINDOW_MIN
     return {
         "ANTHROPIC_BASE_URL": peer.url,
         "ANTHROPIC_AUTH_TOKEN": peer.key or NO_KEY,
-        **({"NODE_EXTRA_CA_CERTS": str(trusted.absolute())} if trusted is not None else {}),
+        **_trusted("NODE_EXTRA_CA_CERTS", peer),
         "ANTHROPIC_MODEL": model.id,
         **{f"ANTHROPIC_DEFAULT_{name}_MODEL": model.id for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": model.id,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": context,
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": context,
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output),
+        **({"CLAUDE_CODE_AUTO_COMPACT_WINDOW": context} if fits else {}),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output_tokens(model)),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -66,6 +86,86 @@ def environment(peer: Peer, model: Model) -> dict[str, str]:
         "API_TIMEOUT_MS": str(TIMEOUT_MILLISECONDS),
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(TIMEOUT_MILLISECONDS),
     }
+
+
+def _trusted(variable: str, peer: Peer) -> dict[str, str]:
+    trusted = peer.trusted
+    return {variable: str(trusted.absolute())} if trusted is not None else {}
+
+
+def _claude(peer: Peer, model: Model) -> Start:
+    without = ["ANTHROPIC_API_KEY"]  # the other name of the key
+    if model.max_input_tokens < COMPACT_WINDOW_MIN:
+        without.append("CLAUDE_CODE_AUTO_COMPACT_WINDOW")
+    return Start(variables=environment(peer, model), without=tuple(without))
+
+
+def _codex(peer: Peer, model: Model) -> Start:
+    """Codex takes settings as flags, over those of the user's file."""
+    context = model.max_input_tokens
+    provider = f"model_providers.{PROVIDER}"
+    settings: dict[str, str | int | bool] = {
+        "model": model.id,
+        "model_provider": PROVIDER,
+        "model_context_window": context,
+        "model_auto_compact_token_limit": int(context * COMPACT_SHARE),
+        f"{provider}.name": "Sublimate",
+        f"{provider}.base_url": f"{peer.url}/v1",
+        f"{provider}.wire_api": "responses",
+        f"{provider}.env_key": KEY_VARIABLE,
+        f"{provider}.stream_idle_timeout_ms": TIMEOUT_MILLISECONDS,
+        "web_search": "disabled",
+        "check_for_update_on_startup": False,
+        "analytics.enabled": False,
+    }
+    # A JSON value is one of TOML, too.
+    pairs = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in settings.items()]
+    variables = {KEY_VARIABLE: peer.key or NO_KEY, **_trusted("CODEX_CA_CERTIFICATE", peer)}
+    return Start(tuple(word for pair in pairs for word in ("-c", pair)), variables)
+
+
+def _opencode(peer: Peer, model: Model) -> Start:
+    """OpenCode reads a variable as one more file of settings."""
+    limits = {"context": model.max_input_tokens, "output": output_tokens(model)}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",  # part of the program
+        "name": "Sublimate",
+        "options": {
+            "baseURL": f"{peer.url}/v1",
+            "apiKey": peer.key or NO_KEY,
+            "timeout": TIMEOUT_MILLISECONDS,
+        },
+        "models": {model.id: {"name": model.id, "limit": limits, "tool_call": True}},
+    }
+    chosen = f"{PROVIDER}/{model.id}"
+    settings = {
+        "provider": {PROVIDER: provider},
+        "model": chosen,
+        "small_model": chosen,
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    variables = {
+        "OPENCODE_CONFIG_CONTENT": msgspec.json.encode(settings).decode(),
+        **_trusted("NODE_EXTRA_CA_CERTS", peer),
+    }
+    return Start(variables=variables)
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """A program that `launch` starts."""
+
+    title: str
+    package: str
+    """Of npm."""
+    start: Callable[[Peer, Model], Start]
+
+
+AGENTS = {
+    CLAUDE: Agent("Claude Code", "@anthropic-ai/claude-code", _claude),
+    CODEX: Agent("Codex", "@openai/codex", _codex),
+    OPENCODE: Agent("OpenCode", "opencode-ai", _opencode),
+}
 
 
 def check_context(url: str, model: Model, any_context: bool) -> None:
@@ -116,7 +216,8 @@ def _running(effective: Effective, peer: Peer, config: Path | None, url: str) ->
         yield Peer(own, key)
 
 
-def launch_claude(
+def launch_agent(
+    name: str,
     effective: Effective,
     arguments: Sequence[str],
     peer: Peer,
@@ -125,18 +226,21 @@ def launch_claude(
     url: str,
     any_context: bool,
 ) -> int:
-    """Its exit status. `peer`: at that URL, or at the configured address. Raises ConfigError,
-    PeerError, EngineError."""
-    program = shutil.which(CLAUDE)
+    """Its exit status. `name`: in AGENTS. `peer`: at that URL, or at the configured address. Raises
+    ConfigError, PeerError, EngineError."""
+    agent = AGENTS[name]
+    program = shutil.which(name)
     if program is None:
-        raise ConfigError(f"Claude Code is not installed (no {CLAUDE} in PATH): {INSTALL}")
+        reason = f"{agent.title} is not installed (no {name} in PATH)"
+        raise ConfigError(f"{reason}: npm install -g {agent.package}")
     with _running(effective, peer, config, url) as server:
         model = server.model()
         check_context(server.url, model, any_context)
-        variables = {**os.environ, **environment(server, model)}
-        # The other name of the key would win over the one that fits this server.
-        variables.pop("ANTHROPIC_API_KEY", None)
-        return run_child([program, *arguments], variables)
+        start = agent.start(server, model)
+        variables = {**os.environ, **start.variables}
+        for variable in start.without:
+            variables.pop(variable, None)
+        return run_child([program, *start.flags, *arguments], variables)
 
 
 def run_child(command: Sequence[str], variables: dict[str, str]) -> int:

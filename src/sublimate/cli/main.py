@@ -3,13 +3,14 @@
 Exit codes: 0 done, 1 a bug, 2 wrong usage or setting, 3 model, 4 engine or hardware, 5 cannot
 listen, 6 a server that was talked to, 7 a wrong signature, 130 interrupted.
 
-defines: main, app; serve, chat, launch_claude, run, launch_env, ps, debug, doctor, pull, models,
+defines: main, app; serve, chat, run, launch_env, ps, debug, doctor, pull, models,
 probe, limits, bench, tax, wire_compare, config_show, verify, version
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -132,30 +133,42 @@ def chat(
     _exit(run_guarded(action))
 
 
-@launch_app.command("claude")
-def launch_claude(
-    arguments: Annotated[list[str] | None, typer.Argument(help="After --: its own.")] = None,
-    url: flags.ServerUrl = "",
-    any_context: flags.AnyContext = False,
-    model: flags.Model = None,
-    context_length: flags.ContextLength = None,
-    rope_scaling: flags.RopeScaling = None,
-    api_keys: flags.ApiKeys = None,
-    cacert: flags.CaCert = None,
-    config: flags.ConfigFile = None,
-) -> None:
-    """Start Claude Code with the environment that fits the server; starts one if none runs."""
-    given = {"context_length": context_length, "rope_scaling": rope_scaling, "api_keys": api_keys}
+def _launcher(name: str) -> Callable[..., None]:
+    """The command that starts one agent."""
 
-    def action() -> int:
-        effective = _settings(config, model=model, **given)
-        from .launch import launch_claude as run
-        from .peer import configured_peer
+    def launch(
+        arguments: Annotated[list[str] | None, typer.Argument(help="After --: its own.")] = None,
+        url: flags.ServerUrl = "",
+        any_context: flags.AnyContext = False,
+        model: flags.Model = None,
+        context_length: flags.ContextLength = None,
+        rope_scaling: flags.RopeScaling = None,
+        api_keys: flags.ApiKeys = None,
+        cacert: flags.CaCert = None,
+        config: flags.ConfigFile = None,
+    ) -> None:
+        given = {"context_length": context_length, "rope_scaling": rope_scaling}
 
-        peer = configured_peer(effective, url, cacert)
-        return run(effective, arguments or [], peer, config, url=url, any_context=any_context)
+        def action() -> int:
+            effective = _settings(config, model=model, api_keys=api_keys, **given)
+            from .launch import launch_agent
+            from .peer import configured_peer
 
-    _exit(run_guarded(action))
+            peer = configured_peer(effective, url, cacert)
+            words = arguments or []
+            return launch_agent(
+                name, effective, words, peer, config, url=url, any_context=any_context
+            )
+
+        _exit(run_guarded(action))
+
+    return launch
+
+
+for called, title in (("claude", "Claude Code"), ("codex", "Codex"), ("opencode", "OpenCode")):
+    launch_app.command(
+        called, help=f"Start {title} with what fits the server; starts one if none runs."
+    )(_launcher(called))
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel=USE)
@@ -187,7 +200,7 @@ def launch_env(
     cacert: flags.CaCert = None,
     config: flags.ConfigFile = None,
 ) -> None:
-    """Print that environment, with the key, for a server that runs: eval "$(... launch env)"."""
+    """Print Claude Code's variables for a running server, the key too: eval "$(... env)"."""
 
     def action() -> int:
         from .launch import launch_env as run

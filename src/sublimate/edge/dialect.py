@@ -9,7 +9,7 @@ defines: Score, scores_of, Dialect, DialectStream, DialectWhole, surface
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ import msgspec
 from .. import _core
 from .blocks import Piece
 from .errors import ApiError, ErrorShape
-from .exchange import EVENT_STREAM
-from .generation import Reader, Surface
+from .exchange import EVENT_STREAM, Exchange
+from .generation import Prompt, Reader, Surface
 from .stream import COMPLETE, Answer
 
 
@@ -161,9 +161,15 @@ class DialectWhole(Answer):
         self.exchange.send_json(200, body, self._headers())
 
 
-def surface(read: Reader, dialect: Callable[[Answer], Dialect], identifier: str) -> Surface:
+def surface(
+    read: Reader,
+    dialect: Callable[[Answer], Dialect],
+    identifier: str,
+    split: Callable[[Exchange, Sequence[Prompt]], Sequence[Exchange]] | None = None,
+) -> Surface:
     """Of an API whose answers have frames of their own."""
     return Surface(
+        split=split,
         read=read,
         streamed=partial(DialectStream, dialect=dialect),
         collected=partial(DialectWhole, dialect=dialect),

@@ -174,6 +174,19 @@ TABLE: dict[str, ErrorKind] = {
         error_code="embeddings_not_offered",
     ),
     "not_offered": ErrorKind(404, NOT_FOUND, "{reason}", error_code="not_offered"),
+    "batches_elsewhere": ErrorKind(
+        404,
+        NOT_FOUND,
+        "OpenAI's batches and their files are not offered; /v1/messages/batches takes batches of"
+        " the Messages API, and /v1/files keeps documents for it.",
+        error_code="batches_not_offered",
+    ),
+    "compaction": ErrorKind(
+        404,
+        NOT_FOUND,
+        "This server does not compact conversations: send the items that matter to /v1/responses.",
+        error_code="compaction_not_offered",
+    ),
     "not_found": ErrorKind(404, NOT_FOUND, "There is nothing at this path."),
     "base_url": ErrorKind(
         404,

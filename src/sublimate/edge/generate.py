@@ -7,9 +7,10 @@ defines: NeedsThreadError, generate, prepared, choose_profile, prepare, check_le
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,9 +61,44 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
         server,
         exchange,
         lambda body: surface.read(server, exchange, body),
-        lambda prompt: _submit(server, exchange, surface, prompt, timing),
+        lambda prompt: _submit_all(server, exchange, surface, prompt, timing),
         constrains=True,
     )
+
+
+def _submit_all(
+    server: EdgeServer, exchange: Exchange, surface: Surface, prompt: Prompt, timing: Timing
+) -> Awaitable[None] | None:
+    """Of a request with several answers each is submitted as a request of its own; where one
+    fails, all do. Raises as `_submit`."""
+    if not prompt.others or surface.split is None:
+        return _submit(server, exchange, surface, prompt, timing)
+    prompts = (prompt, *prompt.others)
+    waiting: list[tuple[Exchange, Awaitable[None]]] = []
+    for one, part in zip(prompts, surface.split(exchange, prompts), strict=True):
+        if exchange.answered:
+            break
+        part.timing = Timing(exchange.started_seconds)
+        try:
+            turn = _submit(server, part, surface, one, part.timing)
+        except ApiError as error:
+            part.fail(error)
+            break
+        if turn is not None:
+            waiting.append((part, turn))
+    return _each_in_turn(waiting) if waiting else None
+
+
+async def _each_in_turn(waiting: Sequence[tuple[Exchange, Awaitable[None]]]) -> None:
+    async def wait(part: Exchange, turn: Awaitable[None]) -> None:
+        try:
+            await turn
+        except ApiError as error:
+            part.fail(error)
+        except NotLoadedError:
+            part.fail(ApiError("engine_unavailable"))
+
+    await asyncio.gather(*(wait(part, turn) for part, turn in waiting))
 
 
 def _refuse_in_overload(server: EdgeServer, exchange: Exchange) -> None:
@@ -345,7 +381,11 @@ def prepared(
         return server.models.of(prompt.generation.model_name).text
 
     def held(prompt: Prompt) -> Prompt:
-        return constrained(prompt, text_of(prompt)) if constrains else prompt
+        if not constrains:
+            return prompt
+        text = text_of(prompt)
+        others = tuple(constrained(other, text) for other in prompt.others)
+        return msgspec.structs.replace(constrained(prompt, text), others=others)
 
     async def elsewhere(make: Callable[[], Prompt], turn: Awaitable[None] | None = None) -> None:
         size = len(body)
@@ -383,14 +423,26 @@ def _prompt_of(
     if needs_engine and not served.links:
         served.engine_or_refuse()
     version = served.text_version
-    prompt = prepare(
-        generation,
-        served.text,
-        context_tokens=served.prompt_tokens_max if is_counted else served.context_tokens,
-        owner=owner,
-        is_counted=is_counted,
-    )
-    return msgspec.structs.replace(prompt, text_version=version) if version else prompt
+    prompts: list[Prompt] = []
+    for one in (generation, *generation.others):
+        last = prompts[-1] if prompts else None
+        if last is not None and _has_prompt_of(one, last.generation):
+            prompts.append(msgspec.structs.replace(last, generation=one))
+            continue
+        prompt = prepare(
+            one,
+            served.text,
+            context_tokens=served.prompt_tokens_max if is_counted else served.context_tokens,
+            owner=owner,
+            is_counted=is_counted,
+        )
+        prompts.append(msgspec.structs.replace(prompt, text_version=version))
+    first, *others = prompts
+    return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+
+def _has_prompt_of(one: Generation, other: Generation) -> bool:
+    return one.turns is other.turns and one.raw_prompt is other.raw_prompt
 
 
 def _check_charset(request: Request) -> None:

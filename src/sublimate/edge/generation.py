@@ -19,7 +19,7 @@ defines: ToolChoice, ThinkingBudget, Generation, Prompt, Reader, Surface,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -98,6 +98,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of turns: text as it is, whose control tokens are such, or token ids."""
     withdrawn_tools: frozenset[str] = frozenset()
     """Names of tools that were told and may not be called any more."""
+    others: tuple[Generation, ...] = ()
+    """More answers to the same request, in their order behind this one; without others of their
+    own."""
     left_out: tuple[str, ...] = ()
     """What the request asks for and this server leaves out: path and value of each."""
     schema_paths: dict[str, str] = {}
@@ -137,6 +140,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """The rendered prompt ends with the opening of a thinking block."""
     constraint: Constraint | None = None
     """What its answer is held to."""
+    others: tuple[Prompt, ...] = ()
+    """Those of the generation's others; answers to one prompt share its ids."""
     text_version: int = 0
     """Of the model, as it was when the ids were made."""
 
@@ -158,5 +163,7 @@ class Surface(msgspec.Struct, frozen=True):
     collected: Callable[..., Answer]
     identifier: str = "msg"
     """Kind of its answers' ids, as in msg_0123."""
+    split: Callable[[Exchange, Sequence[Prompt]], Sequence[Exchange]] | None = None
+    """Makes an exchange for each of several answers, and of them the answer to a request."""
     begun: Callable[[EdgeServer, Answer], None] | None = None
     """Told of each answer that the engine has taken."""

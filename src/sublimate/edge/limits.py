@@ -37,6 +37,8 @@ JSON_CONTAINERS_MAX = 200_000
 # ---- Messages API --------------------------------------------------------------------------------
 STOP_SEQUENCES_MAX = _core.LIMITS["STOP_STRINGS_MAX"]
 STOP_SEQUENCE_BYTES_MAX = _core.LIMITS["STOP_STRING_BYTES_MAX"]
+CHOICES_MAX = 128
+"""Answers to one request: as many as an engine runs at once."""
 TEMPERATURE_MAX = 2.0
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MAX = 10.0

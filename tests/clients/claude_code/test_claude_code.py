@@ -23,8 +23,12 @@ from tiny_model import ids
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(3000)]
 
-PROGRAM = Path(__file__).parent / "node_modules/.bin/claude"
+HERE = Path(__file__).parent
+PINNED = HERE / "node_modules/.bin/claude"
+NEWEST = HERE.parent / "agents/node_modules/.bin/claude"
 CONTEXT_TOKENS = 131_072
+SHORT_CONTEXT_TOKENS = 90_000
+"""Enough for the prompt in the tokens of the test's vocabulary."""
 PAGES = 24_576
 SECRET = "zebra-4711"
 CLIENT_SECONDS = 1200
@@ -57,7 +61,9 @@ def requests() -> Iterator[Requests]:
     logger.setLevel(level)
 
 
-def prepared(url: str, folder: Path, *words: str) -> tuple[list[str], dict[str, str]]:
+def prepared(
+    program: Path, url: str, folder: Path, *words: str
+) -> tuple[list[str], dict[str, str]]:
     """Command and environment of the client in print mode."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -66,12 +72,12 @@ def prepared(url: str, folder: Path, *words: str) -> tuple[list[str], dict[str, 
         "HOME": str(home),
         "PATH": os.environ["PATH"],
     }
-    return [str(PROGRAM), *words, "--output-format", "json"], variables
+    return [str(program), *words, "--output-format", "json"], variables
 
 
-def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
-    """The result that print mode tells."""
-    command, variables = prepared(url, folder, *words)
+def claude(program: Path, url: str, folder: Path, *words: str) -> dict[str, Any]:
+    """The result that print mode reports."""
+    command, variables = prepared(program, url, folder, *words)
     done = subprocess.run(
         command,
         env=variables,
@@ -82,10 +88,18 @@ def claude(url: str, folder: Path, *words: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
+    assert b"AUTO_COMPACT_WINDOW" not in done.stderr, done.stderr
     return json.loads(done.stdout)
 
 
-def test_a_file_is_read_and_what_it_says_is_answered(tmp_path: Path, requests: Requests) -> None:
+@pytest.fixture(params=[PINNED, NEWEST], ids=["pinned", "F63-newest"])
+def program(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_a_file_is_read_and_what_it_says_is_answered(
+    program: Path, tmp_path: Path, requests: Requests
+) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(f"{SECRET}\n")
     arguments = json.dumps({"file_path": str(path)}, separators=(", ", ": "))
@@ -97,7 +111,7 @@ def test_a_file_is_read_and_what_it_says_is_answered(tmp_path: Path, requests: R
     with serve(
         answers={}, extra_script=answers, context_tokens=CONTEXT_TOKENS, pages=PAGES
     ) as served:
-        result = claude(served.url, tmp_path, "-p", "read notes.txt aloud")
+        result = claude(program, served.url, tmp_path, "-p", "read notes.txt aloud")
         assert result["result"] == "The file says so." and not result["is_error"]
         assert result["num_turns"] == 2
         assert requests.count("/v1/messages") == 2, requests.seen
@@ -107,20 +121,34 @@ def test_a_file_is_read_and_what_it_says_is_answered(tmp_path: Path, requests: R
         assert usage["cache_read_input_tokens"] >= 0.95 * usage["input_tokens"]
 
 
+def test_f63_a_short_context_needs_no_warning(
+    program: Path, tmp_path: Path, requests: Requests
+) -> None:
+    with serve(
+        answers={"say hello": "Hello there!"}, context_tokens=SHORT_CONTEXT_TOKENS, pages=PAGES
+    ) as served:
+        assert claude(program, served.url, tmp_path, "-p", "say hello")["result"] == "Hello there!"
+        assert requests.count("/v1/messages") == 1, requests.seen
+
+
 def test_the_next_prompt_reads_the_one_before_from_the_cache(
-    tmp_path: Path, requests: Requests
+    program: Path, tmp_path: Path, requests: Requests
 ) -> None:
     with serve(
         answers={"say hello": "Hello there!"}, context_tokens=CONTEXT_TOKENS, pages=PAGES
     ) as served:
-        first = claude(served.url, tmp_path, "-p", "say hello")["usage"]
-        second = claude(served.url, tmp_path, "-p", "--continue", "say hello again")["usage"]
+        first = claude(program, served.url, tmp_path, "-p", "say hello")["usage"]
+        second = claude(program, served.url, tmp_path, "-p", "--continue", "say hello again")[
+            "usage"
+        ]
         before = first["input_tokens"] + first["cache_read_input_tokens"]
         assert second["cache_read_input_tokens"] >= 0.95 * before, (first, second)
         assert requests.count("/v1/messages") == 2, requests.seen
 
 
-def test_counting_returns_while_a_stream_runs(tmp_path: Path, requests: Requests) -> None:
+def test_counting_returns_while_a_stream_runs(
+    program: Path, tmp_path: Path, requests: Requests
+) -> None:
     with serve(context_tokens=CONTEXT_TOKENS, pages=PAGES, step_delay_us=100_000) as served:
         ended: list[float] = []
 
@@ -133,7 +161,7 @@ def test_counting_returns_while_a_stream_runs(tmp_path: Path, requests: Requests
         running = threading.Thread(target=stream)
         running.start()
         wait_until(lambda: served.region.stats()["running"] == 1)
-        result = claude(served.url, tmp_path, "-p", "/context")
+        result = claude(program, served.url, tmp_path, "-p", "/context")
         assert not ended, "the stream still runs"
         assert not result["is_error"] and requests.count("/v1/messages/count_tokens") > 0
         assert all(status == 200 for _, status in requests.seen), requests.seen
@@ -150,7 +178,7 @@ def turn(running: Server, folder: Path, *words: str, seconds: float) -> dict[str
     """The first request of a turn, by the log. A model of this size may go on up to its budget,
     behind which the client asks for more: the client is ended there, and after `seconds`."""
     before = len(asked(running))
-    command, variables = prepared(running.url, folder, *words)
+    command, variables = prepared(PINNED, running.url, folder, *words)
     with subprocess.Popen(command, env=variables, cwd=folder, stdin=subprocess.DEVNULL) as client:
         end = time.monotonic() + seconds
         while len(asked(running)) == before and time.monotonic() < end and client.poll() is None:

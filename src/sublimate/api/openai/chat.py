@@ -27,12 +27,13 @@ from .request import (
     Part,
     StopFields,
     answer_schema,
+    check_choices,
     check_not_offered,
-    check_one,
     checked_sampling,
     logprobs_of,
     read_choice,
     result_text,
+    with_choices,
 )
 from .scores import Vocabulary
 from .tools import Offered, ToolParam, read_tools
@@ -113,7 +114,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
     check_not_offered(request, "functions", "function_call", "audio")
-    check_one("n", request.n)
+    count = check_choices(request.n)
     if set(request.modalities or ()) - {"text"}:
         raise field_error("modalities", "this server answers with text")
     logprobs = logprobs_of(request.logprobs, request.top_logprobs)
@@ -128,7 +129,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     notes = server.settings.tool_result_images == "note"
     given, effort = request.chat_template_kwargs, request.reasoning_effort
     thinking = thinking_budget("reasoning_effort", effort, sampling.max_tokens)
-    return ChatGeneration(
+    generation = ChatGeneration(
         model_name=served.name,
         turns=read_messages(request.messages, server.limits.messages_max, image_notes=notes),
         sampling=sampling,
@@ -150,6 +151,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         vocabulary=served.text.tokenizer.token_bytes if logprobs >= 0 else (),
     )
+    return with_choices([generation], count)
 
 
 def _answer_schema(format: ResponseFormat | None) -> dict[str, Any] | None:

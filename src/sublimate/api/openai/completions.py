@@ -18,11 +18,12 @@ from ...edge.errors import field_error
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
+from ...edge.limits import CHOICES_MAX
 from ...edge.stream import Answer
 from ..decode import decode_body
 from .chat_frames import DONE, FINISH, usage
 from .errors import COMPLETION_ERRORS
-from .request import StopFields, check_not_offered, check_one, checked_sampling
+from .request import StopFields, check_choices, check_not_offered, checked_sampling, with_choices
 from .scores import Vocabulary, completion_scores
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> Comp
     profile = choose_profile(request.execution_profile, server.settings, exchange.request)
     served = server.models.resolve(request.model)
     check_not_offered(request, "response_format")
-    check_one("n", request.n)
-    check_one("best_of", request.best_of)
+    count = check_choices(request.n)
+    if request.best_of not in (None, count):
+        raise field_error("best_of", "this server returns every answer that it makes; leave it out")
     if request.suffix:
         raise field_error("suffix", "this server cannot write what stands before a suffix")
     logprobs = -1 if request.logprobs is None else request.logprobs
@@ -73,34 +75,56 @@ def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> Comp
         raise field_error("echo", "this server has no log-probabilities of a prompt")
     limit = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     vocabulary = served.text.tokenizer.token_bytes
-    prompt = read_prompt(request.prompt, len(vocabulary))
-    return CompletionGeneration(
+    prompts = read_prompts(request.prompt, len(vocabulary))
+    if len(prompts) * count > CHOICES_MAX:
+        raise field_error("prompt", f"at most {CHOICES_MAX} answers are given to one request")
+    sampling = checked_sampling(served, request, ("max_tokens", limit), request.stop, logprobs)
+    generation = CompletionGeneration(
         model_name=served.name,
         turns=(),
-        raw_prompt=prompt,
-        sampling=checked_sampling(served, request, ("max_tokens", limit), request.stop, logprobs),
+        raw_prompt=prompts[0],
+        sampling=sampling,
         profile=profile,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        echo=_text_of(prompt, vocabulary) if request.echo else "",
         vocabulary=vocabulary if logprobs >= 0 else (),
     )
+    each = [
+        msgspec.structs.replace(
+            generation,
+            raw_prompt=prompt,
+            echo=_text_of(prompt, vocabulary) if request.echo else "",
+        )
+        for prompt in prompts
+    ]
+    return with_choices(each, count)
 
 
-def read_prompt(prompt: str | list[Any], vocabulary_size: int) -> str | tuple[int, ...]:
-    """Text or ids. A list of one prompt is that prompt. Raises ApiError."""
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = cast("str | list[Any]", prompt[0])
-    if not prompt:
-        raise field_error("prompt", "must not be empty")
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(cast(Any, prompt), list) or any(not isinstance(i, int) for i in prompt):
-        raise field_error("prompt", "expected one prompt: text, or a list of token ids")
-    for index, token in enumerate(prompt):
-        if not 0 <= token < vocabulary_size or isinstance(token, bool):
-            raise field_error(f"prompt.{index}", "not a token of this model")
-    return tuple(prompt)
+def read_prompts(given: str | list[Any], vocabulary_size: int) -> list[str | tuple[int, ...]]:
+    """Each text or ids: one prompt, or a list of prompts. Raises ApiError."""
+    if isinstance(given, str) or not given or isinstance(given[0], int | float):
+        return [_prompt("prompt", given, vocabulary_size)]
+    if len(given) > CHOICES_MAX:
+        raise field_error("prompt", f"at most {CHOICES_MAX} are taken")
+    return [_prompt(f"prompt.{place}", one, vocabulary_size) for place, one in enumerate(given)]
+
+
+def _prompt(path: str, given: Any, vocabulary_size: int) -> str | tuple[int, ...]:
+    if not given:
+        raise field_error(path, "must not be empty")
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise field_error(path, "expected text, or a list of token ids")
+    ids = cast(list[Any], given)
+    for index, token in enumerate(ids):
+        if (
+            not isinstance(token, int)
+            or isinstance(token, bool)
+            or not 0 <= token < vocabulary_size
+        ):
+            raise field_error(f"{path}.{index}", "not a token of this model")
+    return tuple(ids)
 
 
 def _text_of(prompt: str | tuple[int, ...], vocabulary: Vocabulary) -> str:

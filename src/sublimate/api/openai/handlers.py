@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...edge.dialect import surface
+from ...edge.errors import ApiError
 from ...edge.exchange import Exchange
-from ...edge.generate import generate
+from ...edge.generate import generate, prepared
+from ...edge.generation import Prompt
 from .chat import read_chat
 from .chat_frames import ChatDialect
+from .choices import split
 from .completions import CompletionDialect, read_completion
 from .input_items import input_items, page_of_items
 from .response_frames import ResponsesDialect
@@ -26,8 +29,8 @@ from .responses import read_response
 if TYPE_CHECKING:
     from ...edge.app import EdgeServer
 
-CHAT = surface(read_chat, ChatDialect, "chatcmpl")
-COMPLETIONS = surface(read_completion, CompletionDialect, "cmpl")
+CHAT = surface(read_chat, ChatDialect, "chatcmpl", split)
+COMPLETIONS = surface(read_completion, CompletionDialect, "cmpl", split)
 RESPONSES = surface(read_response, ResponsesDialect, "resp")
 
 
@@ -44,6 +47,30 @@ def completions(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | Non
 def create_response(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
     """Raises ApiError."""
     return generate(server, exchange, RESPONSES)
+
+
+def count_input_tokens(server: EdgeServer, exchange: Exchange) -> Awaitable[None] | None:
+    """The tokens of a request, without an answer. Raises ApiError."""
+
+    def send(prompt: Prompt) -> None:
+        counted = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
+        exchange.send_json(200, msgspec.json.encode(counted))
+
+    return prepared(
+        server, exchange, lambda body: read_response(server, exchange, body), send, is_counted=True
+    )
+
+
+def no_compaction(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError."""
+    del server, exchange
+    raise ApiError("compaction")
+
+
+def no_batches(server: EdgeServer, exchange: Exchange) -> None:
+    """Raises ApiError: OpenAI's are lines of a file with requests to several APIs."""
+    del server, exchange
+    raise ApiError("batches_elsewhere")
 
 
 def retrieve_response(server: EdgeServer, exchange: Exchange) -> None:

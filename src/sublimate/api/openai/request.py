@@ -6,15 +6,16 @@ defines: SharedFields, StreamOptions, StopFields, check_not_offered, check_one, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from ... import _core
 from ...edge.errors import field_error, unknown_value
-from ...edge.generation import ToolChoice
-from ...edge.sampling import Sampling, token_limit
+from ...edge.generation import Generation, ToolChoice
+from ...edge.limits import CHOICES_MAX
+from ...edge.sampling import HIGHEST_SEED, Sampling, token_limit
 from ...model.turns import BLOCK_SEPARATOR
 from ..conversation import IMAGE_NOTE, checked
 from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
@@ -23,6 +24,7 @@ from .tools import CLIENT_TOOLS, flat_name, is_hosted
 if TYPE_CHECKING:
     from ...edge.served import Served
 
+SomeGeneration = TypeVar("SomeGeneration", bound=Generation)
 LOGPROBS_MAX = _core.LIMITS["LOGPROBS_MAX"]
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MODES: dict[str, ToolChoice] = {"auto": "auto", "required": "any"}
@@ -55,9 +57,32 @@ def check_not_offered(request: SharedFields, *more: str) -> None:
     check_absent(request, (*OTHERS_NOT_OFFERED, *more))
 
 
-def check_one(name: str, value: int | None) -> None:
-    if value not in (None, 1):
-        raise field_error(name, "this server gives one answer per request")
+def check_choices(value: int | None) -> int:
+    """Answers to each prompt. Raises ApiError."""
+    if value is not None and not 1 <= value <= CHOICES_MAX:
+        raise field_error("n", f"expected an integer from 1 to {CHOICES_MAX}")
+    return value or 1
+
+
+def with_choices(prompts: Sequence[SomeGeneration], count: int) -> SomeGeneration:
+    """`count` answers to each prompt. With a seed each has a seed of its own."""
+    answers = [
+        answer
+        if number == 0
+        else msgspec.structs.replace(answer, sampling=_reseeded(answer, number))
+        for answer in prompts
+        for number in range(count)
+    ]
+    first, *others = answers
+    return msgspec.structs.replace(first, others=tuple(others)) if others else first
+
+
+def _reseeded(answer: Generation, number: int) -> Sampling:
+    seed = answer.sampling.seed
+    if seed is None:
+        return answer.sampling
+    moved = seed + number if seed + number < HIGHEST_SEED else seed - number
+    return msgspec.structs.replace(answer.sampling, seed=moved)
 
 
 def checked_sampling(
