@@ -194,6 +194,11 @@ class Client:
         stream_id = self.quic.get_next_available_stream_id()
         return stream_id // 4 < self.quic._remote_max_streams_bidi
 
+    @property
+    def is_told_to_end(self) -> bool:
+        """The server has closed it; the library says so in `ended` some time later."""
+        return self.quic._close_event is not None
+
     def vanish(self) -> None:
         """No word is said."""
         self._socket.close()
