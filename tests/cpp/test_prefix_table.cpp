@@ -230,7 +230,7 @@ TEST(a_reader_beside_the_writer_finds_what_stays) {
         bench.slots[0].release(lease.slot, lease.generation);
     }
     EXPECT_EQ(told(reader, chain), 2);
-    while (looks.load() < 10) std::this_thread::yield();
+    while (looks.load() < 10 || found.load() == 0) std::this_thread::yield();
     stop.store(true);
     other.join();
     EXPECT(found.load() > 0);
