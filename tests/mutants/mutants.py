@@ -226,7 +226,7 @@ def _run(
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("FAILED", "ERROR", "seed ", "FAIL"))]
+    told = [line for line in lines if line.startswith(("FAILED", "ERROR tests/", "seed "))]
     told += [line for line in lines if "error:" in line or "CHECK" in line]
     return (told or lines[-1:] or [f"exit {done.returncode}"])[0][:200]
 

@@ -45,6 +45,16 @@ def test_a_batch_runs_to_its_end(store: BatchStore) -> None:
     assert store.results("b1", 1, 2) == [(2, "r2", "succeeded", b"two")]
 
 
+def test_an_owner_sees_their_own_batches_the_newest_first(store: BatchStore) -> None:
+    for number, owner in enumerate((ALICE, BOB, ALICE)):
+        store.create(f"b{number}", owner, requests(1), NOW + number)
+    assert store.identifiers(ALICE) == ["b2", "b0"] and store.identifiers(BOB) == ["b1"]
+    assert store.identifiers(b"carol") == []
+    assert store.get("b1", ALICE) is None and store.cancel("b1", ALICE, NOW) is None
+    batch = store.get("b1", BOB)
+    assert batch and batch.cancelled is None and batch.ended is None
+
+
 def test_a_result_is_kept_once(store: BatchStore) -> None:
     store.create("b1", ALICE, requests(1), NOW)
     [job] = take(store, 1)
