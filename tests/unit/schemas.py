@@ -256,3 +256,89 @@ PATHOLOGICAL: dict[str, dict[str, Any]] = {
     "multiples": value(allOf=[{"type": "integer", "multipleOf": n} for n in range(2, 60)]),
 }
 PATHOLOGICAL = {**PATHOLOGICAL, "text of many": json.loads(json.dumps({"enum": ["x" * 9000] * 40}))}
+
+
+# ---- a corpus --------------------------------------------------------------------------------
+LABEL = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?$"}
+QUANTITY = {"type": "string", "pattern": "^[0-9]{1,6}(\\.[0-9]{1,3})?(Ki|Mi|Gi|m)?$"}
+PORT = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535}
+LEAVES: dict[str, dict[str, Any]] = {
+    "number": {"type": "number"},
+    "integer": {"type": "integer"},
+    "int64": {"type": "integer", "format": "int64"},
+    "latitude": {"type": "number", "format": "double", "minimum": -90, "maximum": 90},
+    "price": {"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 0, "maximum": 9999},
+    "step": {"type": "integer", "multipleOf": 25},
+    "port": PORT,
+    "port or name": {"anyOf": [PORT, LABEL]},
+    "text": {"type": "string"},
+    "bounded text": {"type": "string", "minLength": 1, "maxLength": 12},
+    "label": LABEL,
+    "quantity": QUANTITY,
+    "semver": {"type": "string", "pattern": "^\\d{1,3}\\.\\d{1,3}\\.\\d{1,3}$"},
+    "locale": {"type": "string", "pattern": "^[a-z]{2}(-[A-Z]{2})?$"},
+    "sha": {"type": "string", "pattern": "^[0-9a-f]{40}$"},
+    "date-time": {"type": "string", "format": "date-time"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "email": {"type": "string", "format": "email"},
+    "uri": {"type": "string", "format": "uri"},
+    "password": {"type": "string", "format": "password", "maxLength": 9},
+    "binary": {"type": "string", "format": "binary", "maxLength": 9},
+    "flag": {"type": "boolean", "default": False, "description": "Whether to retry"},
+    "enum": {"type": "string", "enum": ["open", "closed", "all"], "default": "open"},
+    "mixed enum": {"enum": ["auto", 0, 1, True, None]},
+    "nullable": {"type": ["string", "null"], "maxLength": 9},
+    "const": {"const": "v1"},
+    "null": {"type": "null"},
+    "any": {},
+    "free object": {"type": "object"},
+    "labels": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 5}},
+    "tags": {"type": "array", "items": LABEL, "maxItems": 3},
+    "unique tags": {"type": "array", "items": SMALL, "uniqueItems": True, "maxItems": 3},
+    "matrix": {"type": "array", "maxItems": 2, "items": {"type": "array", "items": SMALL}},
+    "pair": {"type": "array", "prefixItems": [SMALL, FLAG], "items": False, "minItems": 2},
+    "tagged": {"oneOf": TAGGED, "discriminator": {"propertyName": "kind"}},
+    "overlapping": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]},
+    "not": {"type": "string", "maxLength": 5, "not": {"const": "x"}},
+    "endless pattern": {"type": "string", "pattern": "^(.*e.{20}){10}$"},
+    "merged": {"allOf": [closed([], a=SMALL), {"required": ["a"]}]},
+    "person": closed(name=TEXT, age={"type": "integer", "minimum": 0}, tags={"type": "array"}),
+}
+
+
+def wrapped(leaf: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A shape in the places where tools, manifests and interfaces of the web have such ones."""
+    items = {"type": "array", "items": leaf, "maxItems": 3}
+    named = {"$defs": {"List<Item 1>": leaf}}
+    node = {
+        "type": "object",
+        "properties": {"value": leaf, "next": {"$ref": "#/definitions/nœud"}},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    spec = {
+        "type": "object",
+        "required": ["replicas", "template"],
+        "properties": {"replicas": SMALL, "template": closed([], metadata=leaf, spec=TEXT)},
+    }
+    return {
+        "tool": closed(v=leaf),
+        "optional": {"type": "object", "properties": {"v": leaf, "w": leaf}},
+        "page": closed(items=items, next={"type": "null"}),
+        "map": {"type": "object", "required": ["a"], "additionalProperties": leaf},
+        "maybe": closed(v={"anyOf": [leaf, {"type": "null"}]}),
+        "named": {**named, **closed(v={"$ref": "#/$defs/List%3CItem%201%3E"})},
+        "manifest": closed(apiVersion={"const": "apps/v1"}, kind={"enum": ["Set"]}, spec=spec),
+        "list": {"definitions": {"nœud": node}, **closed(head={"$ref": "#/definitions/nœud"})},
+    }
+
+
+CORPUS: dict[str, dict[str, Any]] = {
+    f"{place} of {name}": schema
+    for name, leaf in LEAVES.items()
+    for place, schema in wrapped(leaf).items()
+} | {
+    name: schema
+    for name, schema in SCHEMAS.items()
+    if schema.get("type") == "object" and name != "exclusive flag"  # of a draft before numbers
+}

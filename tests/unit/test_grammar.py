@@ -156,6 +156,22 @@ def test_the_answer_may_end_where_a_marker_might_have_begun() -> None:
     assert (words & vocabulary.stop_words).tolist() == vocabulary.stop_words.tolist()
 
 
+def test_f36_no_turn_ends_where_thinking_may_be_ending() -> None:
+    of = grammars(ToolFormat(), THINK)
+    for wanted in (
+        Wanted(answer_schema=FLAG, begins_in_thinking=True),
+        Wanted(tools=TOOLS, must_call=True, begins_in_thinking=True),
+        Wanted(begins_in_thinking=True),
+    ):
+        constraint = of.constraint(wanted)
+        assert constraint is not None
+        matcher, vocabulary = Matcher(constraint), constraint.vocabulary
+        matcher.consume([vocabulary.token_bytes.index(b"<")])
+        words = vocabulary.words([])
+        matcher.fill(words)
+        assert words.any() and not (words & vocabulary.stop_words).any()
+
+
 @pytest.mark.parametrize("kind", ["control", "defined"])
 def test_markers_that_are_tokens_of_their_own(kind: str) -> None:
     marks = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<other>")

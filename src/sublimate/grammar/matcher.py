@@ -119,9 +119,9 @@ class Matcher:
                 self._bounds.apply(own, vocabulary)
             if self._may_be_text(phase):
                 own |= vocabulary.control_words  # the answer may end here, too
-        if phase is not None and phase.must_speak:
+        if phase is not None and (phase.must_speak or (phase.thinks and not self._is_opened)):
             own &= ~vocabulary.stop_words
-            if len(self._said) >= SPACE_MAX and self._said.isspace():
+            if phase.must_speak and len(self._said) >= SPACE_MAX and self._said.isspace():
                 own &= ~vocabulary.space_words
 
     def _renew(self) -> None:
