@@ -345,7 +345,7 @@ def http3_flood(frames: Callable[[], list[bytes]]) -> "Attack":
                     did["datagrams"] += 1
                     if number % DATAGRAMS_PER_LOOK == 0:
                         client.turn(0)
-                        if time.monotonic() > end:
+                        if client.ended is not None or time.monotonic() > end:
                             break
             did["ended for it"] += client.is_told_to_end
             client.vanish()

@@ -157,3 +157,34 @@ def test_handshakes_that_fail_crash_nothing(tmp_path: Path) -> None:
         assert ssl.get_server_certificate(address).strip() == certificate.read_text().strip()
         served.call(served.server.reload)
         assert ssl.get_server_certificate(address).strip() == certificate.read_text().strip()
+
+
+# ---- grpcio, as coroutines -----------------------------------------------------------------------
+def test_coroutines(served: Served, pair: tuple[Path, Path]) -> None:
+    """Unary calls and streams beside each other; one is left by its client."""
+
+    async def run() -> list[str]:
+        credentials = grpc.ssl_channel_credentials(pair[0].read_bytes())
+        target = f"localhost:{served.server.ports['grpc']}"
+        request = CreateMessageRequest(model="tiny", max_tokens=64)
+        request.messages.add(role="user", text="say hello")
+        async with grpc.aio.secure_channel(target, credentials) as channel:
+            stream = channel.unary_stream(
+                f"/{SERVICE}/StreamMessage",
+                request_serializer=CreateMessageRequest.SerializeToString,
+                response_deserializer=frames_pb2.StreamEvent.FromString,
+            )
+
+            async def text() -> str:
+                events = [event async for event in stream(request)]
+                return "".join(event.content_block_delta.text for event in events)
+
+            left = stream(request)
+            await left.read()
+            left.cancel()
+            return await asyncio.gather(*[text() for _ in range(16)])
+
+    # On the loop that the server's side of grpcio runs on: it knows one loop in a process.
+    future = asyncio.run_coroutine_threadsafe(run(), served.loop)
+    assert future.result(SECONDS) == ["Hello there!"] * 16
+    wait_until(served.idle)

@@ -140,6 +140,8 @@ class Http3Connection:
     # ---- datagrams -----------------------------------------------------------------------------
     def datagram_received(self, data: bytes, address: Any) -> None:
         """Anything at all may be in it. Answers go when all that has arrived is read."""
+        if self.transport.is_closing:
+            return  # it is over, whatever its client had still sent
         self._guarded(lambda: self.transport.receive_datagram(data, address, time.monotonic()))
 
     def _guarded(self, step: Callable[[], None]) -> None:
