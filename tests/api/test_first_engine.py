@@ -42,7 +42,7 @@ def loading() -> Iterator[Served]:
 
 
 def waiting(served: Served) -> int:
-    return served.call(lambda: sum(served.server.models.loading._waiting.values()))
+    return served.call(lambda: served.server.models.loading.waiting)
 
 
 def test_f34_requests_wait_for_the_first_engine(loading: Served) -> None:

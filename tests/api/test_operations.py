@@ -238,7 +238,7 @@ def test_cors_by_list() -> None:
 )
 def test_f18_origins_that_can_be_named(named: str, origin: str, is_taken: bool) -> None:
     rules = access.Access(EdgeSettings(cors_origins=(named,)))
-    assert rules._origin_allowed(origin) == is_taken
+    assert rules.origin_allowed(origin) == is_taken
 
 
 ASKED = (

@@ -130,7 +130,7 @@ class Access:
             raise ApiError("host_refused")
         origin = request.field(b"origin")
         if origin:
-            if not self._origin_allowed(origin):
+            if not self.origin_allowed(origin):
                 raise ApiError("origin_refused")
             exchange.standing_headers += self._origin_headers(origin)
         if request.method == "OPTIONS" and origin:
@@ -192,7 +192,7 @@ class Access:
             return False
         return True
 
-    def _origin_allowed(self, origin: str) -> bool:
+    def origin_allowed(self, origin: str) -> bool:
         if self._any_origin or origin.lower() in self._origins:
             return True
         # A page of this machine, whatever its port: the same person.

@@ -239,6 +239,10 @@ class EdgeServer:
 
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """By the head alone: access, then route; a call of gRPC sees to both by itself."""
+        try:
+            exchange.request.check()
+        except ApiError as error:
+            return error
         if exchange.wire.has_trailers and exchange.request.field(b"content-type").startswith(GRPC):
             return self._refuse_call(exchange)
         exchange.standing_headers += [*self._own_headers, *exchange.wire.standing]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
+import msgspec
+
 from ..policy.decision import Decision
 from .coding import accepts_gzip, compress, pays
 from .errors import MESSAGES_SHAPE, ApiError, ErrorShape
@@ -29,11 +31,10 @@ STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 """The second has proxies such as nginx pass each event on when it comes."""
 REQUEST_ID_BYTES = 12
 
-RELAYED = b"x-sublimate-relayed"
-"""Base URL of the connection that a request came on which another edge has handed on; believed on
-connections of siblings alone (relay.py)."""
-STREAMS = b"x-sublimate-streams"
-"""1 or 0: `Exchange.streams` of a call that another edge has handed on; believed there alone."""
+RELAYED_LENGTH_BYTES = 4
+NOT_OF_A_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+NOT_OF_A_NAME = re.compile(rb"[\x00-\x20\x7f]")
+NOT_OF_A_VALUE = re.compile(rb"[\r\n\0]")
 IDENTIFIER = re.compile(r"[a-z]+_([0-9a-f]{2})[0-9a-f]{22}", re.ASCII)
 
 
@@ -95,6 +96,43 @@ class Request:
 
     def field(self, name: bytes) -> str:
         return self.fields.get(name, b"").decode("latin-1")
+
+    def check(self) -> None:
+        """Raises ApiError for bytes that would mean something else in another protocol: in a line
+        of HTTP/1.1, of a log, or of a stream. Not every transport refuses them."""
+        names, values = b"".join(self.fields), b"".join(self.fields.values())
+        if NOT_OF_A_TARGET.search(self.target) or NOT_OF_A_NAME.search(names):
+            raise ApiError("malformed_request")
+        if NOT_OF_A_VALUE.search(values):
+            raise ApiError("malformed_request")
+
+
+class RelayedHead(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a request that another edge hands on (relay.py), in binary form: nothing that a
+    client wrote can become another part of it."""
+
+    method: str
+    target: bytes
+    fields: tuple[tuple[bytes, bytes], ...]
+    base_url: str
+    """Of the connection that the request came on."""
+    streams: bool | None
+    """As Exchange's."""
+    body_bytes: int | None
+    """None: the body comes in chunks."""
+
+    def encoded(self) -> bytes:
+        data = msgspec.msgpack.encode(self)
+        return len(data).to_bytes(RELAYED_LENGTH_BYTES, "big") + data
+
+
+def relayed_head(data: bytes) -> tuple[RelayedHead, bytes] | None:
+    """The head and what follows it, once it is whole."""
+    end = RELAYED_LENGTH_BYTES + int.from_bytes(data[:RELAYED_LENGTH_BYTES], "big")
+    if len(data) < max(end, RELAYED_LENGTH_BYTES + 1):
+        return None
+    head = msgspec.msgpack.decode(data[RELAYED_LENGTH_BYTES:end], type=RelayedHead)
+    return head, data[end:]
 
 
 class BodySink(Protocol):

@@ -104,4 +104,7 @@ class Http1Wire:
         if not self.keep_alive:
             lines.append("connection: close")
         lines.append("\r\n")
-        return "\r\n".join(lines).encode("latin-1")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) or head.count("\r") != len(lines):
+            raise RuntimeError("a field of an answer has more than one line")
+        return head.encode("latin-1")

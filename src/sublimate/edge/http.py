@@ -32,7 +32,7 @@ import httptools
 from ..kernel.keys import NO_KEY, tcp_key
 from . import limits
 from .errors import ApiError, ErrorShape
-from .exchange import RELAYED, STREAMS, Exchange, Request
+from .exchange import Exchange, RelayedHead, Request, relayed_head
 from .framing import Http1Wire
 from .incoming import IncomingBody
 from .limits import HttpLimits
@@ -140,6 +140,8 @@ class HttpConnection(asyncio.Protocol):
         self.is_secure = False
         """TLS."""
         self.is_relayed = relayed
+        self._relayed: bytes | None = b""
+        """What has come of a relayed head; None: it is whole."""
         self.relayed_url = ""
         """Of the server, as the client of the other edge reached it."""
         self.limits = application.limits
@@ -213,8 +215,11 @@ class HttpConnection(asyncio.Protocol):
             return
         head_before, body_before = self._in_head, self._in_body
         try:
-            self._parse(data if head_before or body_before else _without_last_tabs(data))
-        except httptools.HttpParserError:
+            if self.is_relayed:
+                self._parse_relayed(data)
+            else:
+                self._parse(data if head_before or body_before else _without_last_tabs(data))
+        except (httptools.HttpParserError, _RefusedError):
             self._refuse(self._refusal or ApiError("malformed_request"))
             return
         self._check_progress(len(data), head_before, body_before)
@@ -237,12 +242,40 @@ class HttpConnection(asyncio.Protocol):
     def _restart_parser(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
         if self._body_is_cut_off:
-            framing = b"transfer-encoding: chunked"
-            if b"content-length" in self._fields:
-                framing = b"content-length: %d" % int(self._fields[b"content-length"][0])
-            self._is_restarting = True
-            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-            self._is_restarting = self._body_is_cut_off = False
+            self._body_is_cut_off = False
+            length = self._fields.get(b"content-length")
+            self._parse_body(None if length is None else int(length[0]))
+
+    def _parse_body(self, length: int | None) -> None:
+        """Have a new parser expect a body; of None bytes: in chunks."""
+        framing = (
+            b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
+        )
+        self._is_restarting = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        self._is_restarting = False
+
+    def _parse_relayed(self, data: bytes) -> None:
+        """A connection of another edge carries one request: a binary head, then its body."""
+        if self._relayed is None:
+            self._parser.feed_data(data)
+            return
+        self._relayed += data
+        if (found := relayed_head(self._relayed)) is not None:
+            self._relayed = None
+            head, body = found
+            self._take_relayed(head)
+            self._parse_body(head.body_bytes)
+            self._parser.feed_data(body)
+
+    def _take_relayed(self, head: RelayedHead) -> None:
+        self.on_message_begin()
+        self._in_head, self._in_body = False, True
+        self.relayed_url = head.base_url
+        request = Request(head.method, head.target, dict(head.fields))
+        exchange = Exchange(Http1Wire(self, True, False), request)
+        exchange.is_relayed, exchange.streams = True, head.streams
+        self._admit(exchange, head.body_bytes != 0)
 
     def eof_received(self) -> bool:
         """True: the transport stays open for what is owed."""
@@ -396,13 +429,12 @@ class HttpConnection(asyncio.Protocol):
             keep_alive = keep_alive and not self._is_tunnel
         keep_alive = keep_alive and not self._application.leaving
         exchange = Exchange(Http1Wire(self, version == "1.1", keep_alive), request)
+        self._admit(exchange, has_body)
+
+    def _admit(self, exchange: Exchange, has_body: bool) -> None:
+        """A head is complete."""
         self._exchange = exchange
-        if self.is_relayed:
-            exchange.is_relayed = True
-            self.relayed_url = fields.pop(RELAYED, b"").decode("latin-1")
-            if streams := fields.pop(STREAMS, b""):
-                exchange.streams = streams == b"1"
-        exchange.error_shape = self._application.error_shape(request.path)
+        exchange.error_shape = self._application.error_shape(exchange.request.path)
         try:
             most = self.limits.body_bytes_max
             self._body = IncomingBody(exchange, most, self._application.takes_gzip)

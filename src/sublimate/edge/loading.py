@@ -92,6 +92,11 @@ class Loading:
                     self._wanted.discard(served)
                     self._tell(channel.ModelTaken(model=served.name))
 
+    @property
+    def waiting(self) -> int:
+        """Requests of all models."""
+        return sum(self._waiting.values())
+
     async def come(self, error: NotLoadedError) -> None:
         """Returns when what was missing is there. Raises ApiError (503)."""
         served = error.served

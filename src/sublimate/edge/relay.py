@@ -4,8 +4,9 @@
     idempotency-key            the worker that the key falls to, so that a repeat finds its answer
     responses, stories by id   the worker that made the id (exchange.py)
 
-The request goes as it came, over a connection that the other edge serves as any client's (it looks
-at the key, too), and the answer comes back as it is. A call of gRPC goes as the request that it
+The request goes over a connection that the other edge serves as any client's (it looks at the key,
+too), with its head in a binary form that no field of a client can reach out of (RelayedHead), and
+the answer comes back as it is. A call of gRPC goes as the request that it
 stands for, and its errors come back as a call's. A client that goes takes that connection with it.
 Where the other edge does not run, a request with an idempotency-key is served here, one for a
 response or a story is as if there were none, and one for batches or files is a 503.
@@ -26,7 +27,7 @@ import msgspec
 
 from . import limits
 from .errors import ApiError, error_again
-from .exchange import RELAYED, STREAMS, Exchange, worker_of
+from .exchange import Exchange, RelayedHead, worker_of
 from .http import HttpConnection
 from .idempotency import FIELD, keeper_of
 from .wire import Header
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 OF_CONNECTION = frozenset(
     b"connection transfer-encoding content-length content-encoding expect".split()
-) | {RELAYED, STREAMS}
+)
 NOT_PASSED_ON = frozenset(("connection", "transfer-encoding", "keep-alive"))
 UNSENT_BYTES_MAX = 1 << 20
 LOST = "engine_lost"
@@ -228,16 +229,18 @@ class _Text(_Pipe):
             self._done.set_result(b"")
 
 
-def _head(exchange: Exchange, coding: bytes, left_out: frozenset[bytes] = OF_CONNECTION) -> bytes:
+def _head(
+    exchange: Exchange, body_bytes: int | None, left_out: frozenset[bytes] = OF_CONNECTION
+) -> bytes:
     request = exchange.request
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode(), request.target)]
-    lines += [b"%b: %b" % field for field in request.fields.items() if field[0] not in left_out]
-    if b"host" not in request.fields:
-        lines.append(b"host: localhost")
-    lines += [b"%b: %b" % (RELAYED, exchange.base_url().encode()), b"connection: close", coding]
-    if exchange.streams is not None:
-        lines.append(b"%b: %d" % (STREAMS, exchange.streams))
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return RelayedHead(
+        method=request.method,
+        target=request.target,
+        fields=tuple(field for field in request.fields.items() if field[0] not in left_out),
+        base_url=exchange.base_url(),
+        streams=exchange.streams,
+        body_bytes=body_bytes,
+    ).encoded()
 
 
 async def _open(server: EdgeServer, number: int, pipe: _Pipe) -> bool:
@@ -260,7 +263,7 @@ async def relay(server: EdgeServer, exchange: Exchange, worker: int) -> bool:
     exchange.was_noted = True  # by the other edge
     exchange.on_gone = pipe.transport.abort
     body = exchange.request.body
-    pipe.transport.write(_head(exchange, b"content-length: %d" % len(body)) + body)
+    pipe.transport.write(_head(exchange, len(body)) + body)
     return True
 
 
@@ -271,7 +274,7 @@ async def ask(server: EdgeServer, number: int, exchange: Exchange) -> bytes:
     if not await _open(server, number, pipe):
         return b""
     plain = OF_CONNECTION | {b"accept-encoding"}
-    pipe.transport.write(_head(exchange, b"content-length: 0", plain))
+    pipe.transport.write(_head(exchange, 0, plain))
     try:
         return await asyncio.wait_for(done, limits.SIBLING_SECONDS)
     except TimeoutError:
@@ -300,7 +303,7 @@ class RelaySink:
         if self._is_closed:
             transport.abort()  # nobody sends the rest any more
             return
-        transport.write(_head(exchange, b"transfer-encoding: chunked"))
+        transport.write(_head(exchange, None))
         transport.write(b"".join(self._waiting))
         self._waiting.clear()
         self._has_begun = True
