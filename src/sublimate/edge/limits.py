@@ -179,8 +179,8 @@ H3_CONTROL_BYTES_MAX = 4 * KIB
 """Of a frame on a control stream that waits for its end."""
 QUIC_DATAGRAM_BYTES_MAX = 2 * KIB
 """What networks carry. A datagram of the largest size would be as much work as thirty."""
-QUIC_RESETS_PER_SECOND = 4096
-"""Connections that are told in a second that they are not known here; each of them once."""
+QUIC_RESETS_PER_SECOND, QUIC_RESETS_PER_LABEL = 4096, 8
+"""Connections that are told in a second that they are not known here, and how often each."""
 QUIC_HALF_OPEN_MAX = 64
 """Handshakes under way; beyond it a client has to show first that it has its address."""
 QUIC_TICKETS_MAX = 4096

@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ class QuicListener:
         self._by_label: dict[bytes, Http3Connection] = {}
         self._labels: dict[Http3Connection, set[bytes]] = {}
         self._half_open: set[Http3Connection] = set()
-        self._reset_labels: set[bytes] = set()
-        """Told in this second that nothing is known of them."""
+        self._resets: Counter[bytes] = Counter()
+        """Of labels that nobody has, how often each was told in this second."""
         self._reset_second = 0
         self._ticker: asyncio.TimerHandle | None = None
         self._socket = sock
@@ -220,10 +221,13 @@ class QuicListener:
         second = int(time.monotonic())
         if second != self._reset_second:
             self._reset_second = second
-            self._reset_labels.clear()
-        if label in self._reset_labels or len(self._reset_labels) >= limits.QUIC_RESETS_PER_SECOND:
+            self._resets.clear()
+        self._resets[label] += 1
+        if (
+            self._resets[label] > limits.QUIC_RESETS_PER_LABEL
+            or len(self._resets) > limits.QUIC_RESETS_PER_SECOND
+        ):
             return  # one of a flood that was on its way
-        self._reset_labels.add(label)
         noise = bytearray(os.urandom(size - RESET_TOKEN_BYTES))
         noise[0] = noise[0] & 0x3F | 0x40  # as any packet of a connection looks
         self.send(bytes(noise) + reset_token(self._reset_secret, label), address)
