@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness import Served, serve
-from sublimate.cli import chat, debug, doctor, guard_check, peer
+from sublimate.cli import chat, debug, doctor, guard_check, launch, peer
 from sublimate.client.validation import Expected
 from sublimate.config import EdgeSettings, ServerSettings, Settings
 from sublimate.errors import ExitCode, PeerError
@@ -68,6 +68,14 @@ def test_f52_bench_names_a_profile(strict: Served, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_f52_agents_are_started_with_a_profile(strict: Served) -> None:
+    asked = peer.Peer(strict.url)
+    for name, agent in launch.AGENTS.items():
+        start = agent.start(asked, asked.model())
+        told = " ".join((*start.flags, *start.variables.values()))
+        assert "x-execution-profile" in told and "high-throughput" in told, name
 
 
 # ---- chat ----------------------------------------------------------------------------------------

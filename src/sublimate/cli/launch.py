@@ -36,6 +36,8 @@ PROVIDER = "sublimate"
 """What agents that know several call this server."""
 KEY_VARIABLE = "SUBLIMATE_AGENT_KEY"
 """Where Codex finds the key: its configuration names a variable."""
+PROFILE = "x-execution-profile"
+"""Header that names a profile, for a server whose contract is strict."""
 COMPACT_WINDOW_MIN = 100_000
 """Claude Code takes a smaller CLAUDE_CODE_AUTO_COMPACT_WINDOW as this, and warns. Without it the
 window is that of CLAUDE_CODE_MAX_CONTEXT_TOKENS."""
@@ -72,6 +74,7 @@ def environment(peer: Peer, model: Model) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": peer.url,
         "ANTHROPIC_AUTH_TOKEN": peer.key or NO_KEY,
         **_trusted("NODE_EXTRA_CA_CERTS", peer),
+        **({"ANTHROPIC_CUSTOM_HEADERS": f"{PROFILE}: {peer.profile}"} if peer.profile else {}),
         "ANTHROPIC_MODEL": model.id,
         **{f"ANTHROPIC_DEFAULT_{name}_MODEL": model.id for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": model.id,
@@ -118,6 +121,8 @@ def _codex(peer: Peer, model: Model) -> Start:
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
     }
+    if peer.profile:
+        settings[f"{provider}.http_headers.{PROFILE}"] = peer.profile
     # A JSON value is one of TOML, too.
     pairs = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in settings.items()]
     variables = {KEY_VARIABLE: peer.key or NO_KEY, **_trusted("CODEX_CA_CERTIFICATE", peer)}
@@ -134,6 +139,7 @@ def _opencode(peer: Peer, model: Model) -> Start:
             "baseURL": f"{peer.url}/v1",
             "apiKey": peer.key or NO_KEY,
             "timeout": TIMEOUT_MILLISECONDS,
+            **({"headers": {PROFILE: peer.profile}} if peer.profile else {}),
         },
         "models": {model.id: {"name": model.id, "limit": limits, "tool_call": True}},
     }
