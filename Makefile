@@ -58,7 +58,7 @@ test-reference: .venv/stamp-programs .venv/stamp-reference
 
 # Real clients: other versions of the packages than the environment's own have folders of their own.
 SDKS := tests/clients/python
-SETS := anthropic-0 anthropic-1 frameworks schemathesis
+SETS := anthropic-0 anthropic-1 frameworks openai-frameworks schemathesis
 test-sdk: .venv/stamp-sdks
 	$(PYTEST) -m sdk tests/clients $(ARGS)
 

@@ -43,9 +43,19 @@ NODE = [
     ("anthropic-typescript-0", "anthropic_sdk.mjs", "@anthropic-ai/sdk-0", BAD),
     ("anthropic-typescript-1", "anthropic_sdk.mjs", "@anthropic-ai/sdk", BAD),
     ("openai-typescript", "openai_sdk.mjs", "", BAD),
-    ("vercel-ai-sdk", "ai_sdk.mjs", "", "APICallError"),
+    ("vercel-ai-sdk", "ai_sdk.mjs", "anthropic", "APICallError"),
+    ("F22-vercel-ai-sdk-responses", "ai_sdk.mjs", "responses", "APICallError"),
+    ("F21-vercel-ai-sdk-chat", "ai_sdk.mjs", "chat", "APICallError"),
 ]
-FIELD = re.compile(r"(max_tokens|max_completion_tokens|top_k): expected an integer of at least 0")
+FRAMEWORKS = [
+    *("langchain-openai:chat", "langchain-openai:responses", "langchain-openai:completions"),
+    *("litellm:openai", "litellm:ollama", "ollama:", "openai-agents:responses"),
+    "openai-agents:chat",
+]
+FIELD = re.compile(
+    r"(max_tokens|max_completion_tokens|top_k): expected an integer of at least 0"
+    r"|temperature: expected a number from 0"
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +65,12 @@ def url() -> Iterator[str]:
         yield running.event("ready", 90)["url"]
 
 
-def run_python(script: str, folder: str, url: str) -> Any:
+def run_python(script: str, folder: str, url: str, *words: str) -> Any:
     paths = [str(HERE / "python"), *([str(INSTALLED / folder)] if folder else [])]
     if folder:
         assert (INSTALLED / folder).is_dir(), "run `make test-sdk`, which installs it"
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(reversed(paths))}
-    return run([sys.executable, str(HERE / "python" / script), url], variables, HERE)
+    return run([sys.executable, str(HERE / "python" / script), url, *words], variables, HERE)
 
 
 def run_node(script: str, package: str, url: str) -> Any:
@@ -116,6 +126,34 @@ def test_a_python_client(url: str, script: str, folder: str, kind: str) -> None:
 def test_a_node_client(url: str, script: str, package: str, kind: str) -> None:
     before = metric(url, "sublimate_cancelled_in_")
     check(url, run_node(script, package, url), kind, before)
+
+
+@pytest.mark.parametrize("framework", [pytest.param(f, id=f"F21-{f}") for f in FRAMEWORKS])
+def test_a_framework(url: str, framework: str) -> None:
+    found = run_python("openai_frameworks.py", "openai-frameworks", url, framework)
+    check_some(found)
+
+
+@pytest.mark.parametrize(
+    ("script", "api"),
+    [
+        pytest.param("ollama_client.mjs", "", id="F21-ollama"),
+        pytest.param("ai_sdk.mjs", "completion", id="F21-vercel-ai-sdk-completion"),
+    ],
+)
+def test_a_node_client_of_less(url: str, script: str, api: str) -> None:
+    check_some(run_node(script, api, url))
+
+
+def check_some(found: dict[str, Any]) -> None:
+    """What a client has of it: not all of them force calls or take schemas."""
+    assert len(found["text"]) > 10 and found["text"] == found["stream"]
+    assert found.get("answer", "said").strip()
+    if call := found.get("call"):
+        assert call["name"] == "get_weather" and isinstance(call["input"]["city"], str)
+    if schema := found.get("schema"):
+        value = json.loads(schema)
+        assert value["city"] in CITIES and isinstance(value["count"], int)
 
 
 def test_instructor(url: str) -> None:

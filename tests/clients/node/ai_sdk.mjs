@@ -1,10 +1,20 @@
-// Vercel's AI SDK with its provider for the Messages API.
+// Vercel's AI SDK with its providers for the Messages API and for OpenAI's, which the third argument
+// names: anthropic, responses (the default of the latter), chat or completion.
 import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { generateObject, generateText, jsonSchema, streamText, tool } from "ai";
 import * as driver from "./driver.mjs";
 
-const version = driver.versionOf("@ai-sdk/anthropic");
-const model = createAnthropic({ baseURL: `${driver.url}/v1`, apiKey: "none" })("default");
+const api = process.argv[3];
+const version = driver.versionOf(`@ai-sdk/${api === "anthropic" ? "anthropic" : "openai"}`);
+const settings = { baseURL: `${driver.url}/v1`, apiKey: "none" };
+const openai = createOpenAI(settings);
+const model = {
+  anthropic: () => createAnthropic(settings)("default"),
+  responses: () => openai("default"),
+  chat: () => openai.chat("default"),
+  completion: () => openai.completion("default"),
+}[api]();
 const asked = { model, maxOutputTokens: driver.TOKENS, temperature: 0, maxRetries: 0 };
 const user = { role: "user", content: driver.ASKED };
 
@@ -12,6 +22,11 @@ const text = await generateText({ ...asked, prompt: driver.ASKED });
 const streaming = streamText({ ...asked, prompt: driver.ASKED });
 let stream = "";
 for await (const piece of streaming.textStream) stream += piece;
+
+if (api === "completion") {
+  driver.report(version, { text: text.text, stream });
+  process.exit(0);
+}
 
 const tools = {
   get_weather: tool({
