@@ -386,7 +386,9 @@ def main() -> None:
     print(f"{len(mutants)} planted bugs: {caught} caught ({len(kept)} of them in an earlier run),")
     for kind, ids in count.items():
         print(f"{len(ids)} {kind}{': ' if ids else ''}{', '.join(ids)}")
-    print(f"{len(equivalent)} equivalent: not run")
+    print(f"{len(equivalent)} equivalent, not run:")
+    for one in equivalent:
+        print(f"{one.id:6} {one.what}: {one.equivalent}")
     sys.exit(1 if count["survived"] or count["broken"] else 0)
 
 
