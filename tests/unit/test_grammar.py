@@ -20,6 +20,7 @@ from sublimate.grammar.compiler import Grammars, StrictSchemaError, Wanted
 from sublimate.grammar.constraint import Phase
 from sublimate.grammar.matcher import Matcher
 from sublimate.grammar.schema import ANY_OBJECT, enforceable, needs_many_states
+from sublimate.grammar.vocabulary import GrammarVocabulary
 from sublimate.model.thinking import ThinkingFormat
 from sublimate.model.tool_formats import (
     FORMATS,
@@ -605,6 +606,20 @@ def test_f08_a_strict_schema_is_not_relaxed_and_not_spoilt(exploding: Wanted) ->
         fresh = of.constraint(strict)
         assert fresh is not None and not fresh.relaxed
         Speaker(fresh, 1).speak(5)
+
+
+def test_f08_a_vocabulary_that_is_made_late_relaxes_no_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow(*arguments: Any) -> GrammarVocabulary:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.15:
+            pass
+        return GrammarVocabulary(*arguments)
+
+    monkeypatch.setattr("sublimate.grammar.compiler.GrammarVocabulary", slow)
+    constraint = grammars(ToolFormat()).constraint(Wanted(answer_schema=FLAG))
+    assert constraint is not None and not constraint.relaxed
 
 
 def test_f08_many_short_answers_use_up_no_grammar(exploding: Wanted) -> None:

@@ -177,6 +177,7 @@ class Grammars:
 
     def _try(self, tool: str, schema: dict[str, Any]) -> Enforceable:
         """Alone, so that its cost is known."""
+        self.warm_up()  # or the first schema would be too slow, for as long as it is kept
         found = enforceable(schema)
         begin_seconds = time.thread_time()
         main = lark.document(found.schema, self._tools)
