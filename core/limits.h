@@ -45,6 +45,8 @@ constexpr int32_t STEP_ROWS_MAX = 1024; // token budget of the largest step
 constexpr int32_t LOGIT_ROWS_MAX = 128; // rows of a step whose logits are computed
 constexpr int32_t PAGE_TOKENS = 32; // tokens per KV page: one cache line of bf16 keys per channel
 constexpr int32_t PAGES_PER_SEQUENCE_MAX = CONTEXT_TOKENS_MAX / PAGE_TOKENS;
+// A quarter of memory at most is for keys and values, of all engines of a model together.
+constexpr int32_t KV_MEMORY_SHARE = 4;
 constexpr int32_t KV_PAGES_MAX = 1 << 20; // 32 M tokens: of the smallest model in all memory
 // Digests of pages that an engine shows to edges, in a table at most half full.
 constexpr int32_t PREFIX_ENTRIES_MIN = 4;

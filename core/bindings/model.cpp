@@ -375,6 +375,15 @@ nb::dict probe() {
     return result;
 }
 
+nb::dict group_limits(const cpu::ReadFile& read) {
+    cpu::GroupLimits limits = cpu::group_limits(read);
+    nb::dict result;
+    result["memory_bytes"] = limits.memory_bytes;
+    result["memory_free_bytes"] = limits.memory_free_bytes;
+    result["cores"] = limits.cores;
+    return result;
+}
+
 } // namespace
 
 void bind_model(nb::module_& m) {
@@ -391,6 +400,8 @@ void bind_model(nb::module_& m) {
         .def_prop_ro("info", &model_info)
         .def("logits", &logits, "ids"_a, nb::kw_only(), "decode"_a = false, "adapter"_a = 0);
     m.def("probe", &probe);
+    m.def("group_limits", &group_limits, "read"_a);
+    m.def("group_folders", &cpu::group_folders, "read"_a, "controller"_a);
     m.def("heap_allocations", &cpu::heap_allocations);
 }
 

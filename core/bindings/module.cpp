@@ -26,6 +26,7 @@ struct NamedNumber {
 constexpr NamedNumber LIMITS[] = {
     LIMIT(EDGES_MAX),
     LIMIT(SEQUENCES_MAX),
+    LIMIT(KV_MEMORY_SHARE),
     LIMIT(QUEUE_MAX),
     LIMIT(CONTEXT_TOKENS_MAX),
     LIMIT(VOCABULARY_MAX),

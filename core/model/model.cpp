@@ -14,7 +14,6 @@ namespace {
 
 // Small models gain little from many threads, and every thread waits at every barrier.
 constexpr int32_t AUTOMATIC_THREADS_MAX = 16;
-constexpr int64_t MEMORY_SHARE_OF_KV = 4;
 
 Status choose_isa(const std::string& name, cpu::Isa* isa) {
     *isa = cpu::best_isa();
@@ -52,7 +51,7 @@ int64_t choose_kv_bytes(const ModelConfig& config, cpu::KvType type, const LoadO
     int64_t page_bytes = cpu::KvArena::page_bytes(config, type);
     int64_t pages = (config.context_length + limits::PAGE_TOKENS - 1) / limits::PAGE_TOKENS;
     int64_t full = limits::SEQUENCES_MAX * pages * page_bytes;
-    return std::min(full, std::max(cpu::memory_bytes() / MEMORY_SHARE_OF_KV / options.engines,
+    return std::min(full, std::max(cpu::memory_bytes() / limits::KV_MEMORY_SHARE / options.engines,
                                    pages * page_bytes));
 }
 

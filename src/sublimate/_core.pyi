@@ -583,6 +583,15 @@ def probe() -> dict[str, Any]:
     """CPU model, cores, instruction sets that run here (tested by CPUID and XCR0, AMX also by
     permission), best isa, cache sizes, memory bytes, huge pages."""
 
+def group_limits(read: Callable[[str], str]) -> dict[str, Any]:
+    """The least that this process's control group and those above it allow, in either version:
+    memory_bytes (0: no limit), memory_free_bytes (left below a limit), cores (of CPU time; 0: no
+    limit). `read` returns the text of a file, or an empty text."""
+
+def group_folders(read: Callable[[str], str], controller: str) -> list[str]:
+    """Folders of the same groups, nearest first, for a controller of version 1, or for version 2
+    (an empty name)."""
+
 def measure_limits(
     working_sets: Sequence[int], *, threads: int = 0, isa: str = ""
 ) -> dict[str, Any]:

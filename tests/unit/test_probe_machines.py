@@ -160,6 +160,134 @@ def test_a_control_group_limits_memory_and_cores() -> None:
     assert machine_of(old).limits.group_cores == 0.5
 
 
+V2 = "24 23 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+V1 = (
+    "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+GIB = 1 << 30
+GROUPS = {
+    # name: (mountinfo, /proc/self/cgroup, files, memory, free memory, cores)
+    "v2-nested": (V2, "0::/a/b\n", {"a/b/memory.max": GIB, "a/memory.max": 2 * GIB}, GIB, GIB, 0),
+    "v2-above": (V2, "0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": GIB}, GIB, GIB, 0),
+    "v2-high": (V2, "0::/a\n", {"a/memory.max": 2 * GIB, "a/memory.high": GIB}, GIB, GIB, 0),
+    "v2-root": (V2, "0::/\n", {"memory.max": GIB, "cpu.max": "50000 100000"}, GIB, GIB, 0.5),
+    "v2-busy-neighbour": (
+        V2,
+        "0::/a/b\n",
+        {"a/b/memory.max": GIB, "a/memory.max": 2 * GIB, "a/memory.current": 2 * GIB - 4096},
+        GIB,
+        4096,
+        0,
+    ),
+    "v2-cpu": (
+        V2,
+        "0::/a/b\n",
+        {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"},
+        0,
+        0,
+        1.5,
+    ),
+    "v1-nested": (
+        V1,
+        "4:memory:/a/b\n1:cpu,cpuacct:/c\n0::/\n",
+        {
+            "memory/a/b/memory.limit_in_bytes": GIB,
+            "memory/a/b/memory.usage_in_bytes": GIB // 4,
+            "memory/memory.limit_in_bytes": 9223372036854771712,
+            "cpu,cpuacct/c/cpu.cfs_quota_us": 250000,
+            "cpu,cpuacct/c/cpu.cfs_period_us": 100000,
+        },
+        GIB,
+        GIB - GIB // 4,
+        2.5,
+    ),
+    "v1-no-limit": (
+        V1,
+        "4:memory:/a\n",
+        {"memory/a/memory.limit_in_bytes": 9223372036854771712, "cpu,cpuacct/cpu.cfs_quota_us": -1},
+        0,
+        0,
+        0,
+    ),
+    "v1-container": (  # which sees its own part of the tree, under the host's name for it
+        "35 31 0:32 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+        "4:memory:/docker/x/inner\n",
+        {"memory/inner/memory.limit_in_bytes": GIB},
+        GIB,
+        GIB,
+        0,
+    ),
+    "another-place": (
+        "24 23 0:22 / /my\\040groups rw - cgroup2 cgroup2 rw\n",
+        "0::/a\n",
+        {"/my groups/a/memory.max": GIB},
+        GIB,
+        GIB,
+        0,
+    ),
+    "a-name-that-begins-alike": (
+        "24 23 0:22 /ab /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "0::/abc\n",
+        {"memory.max": GIB},
+        0,
+        0,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_f66_the_tightest_limit_of_all_groups_counts(name: str) -> None:
+    mounts, groups, files, memory, free, cores = GROUPS[name]
+    texts = {"/proc/self/mountinfo": mounts, "/proc/self/cgroup": groups}
+    texts |= {
+        path if path.startswith("/") else f"/sys/fs/cgroup/{path}": f"{value}\n"
+        for path, value in files.items()
+    }
+    found = _core.group_limits(lambda path: texts.get(path, ""))
+    assert (found["memory_bytes"], found["cores"]) == (memory, cores)
+    assert not memory or found["memory_free_bytes"] == free
+
+
+def test_f66_probe_and_engine_have_one_answer() -> None:
+    """In a group of 1 GiB, where such a one can be made."""
+    folders = _core.group_folders(_read, "memory") or _core.group_folders(_read, "")
+    group = Path(folders[0] if folders else "/nowhere") / f"sublimate-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made here")
+    limit = group / "memory.limit_in_bytes"
+    code = (
+        "import os, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        "from sublimate import _core\n"
+        "from sublimate.probe.machine import machine_of\n"
+        "from sublimate.probe.source import HostSource\n"
+        "found = machine_of(HostSource())\n"
+        "print(_core.probe()['memory_bytes'], found.memory.total_bytes,\n"
+        "      found.limits.group_memory_bytes)\n"
+    )
+    try:
+        inner = group / "inner"
+        inner.mkdir()
+        (limit if limit.exists() else group / "memory.max").write_text(str(GIB))
+        command = [sys.executable, "-c", code, str(inner)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == [str(GIB)] * 3, done.stderr
+    except OSError:
+        pytest.skip("no limit can be set here")
+    finally:
+        for folder in (group / "inner", group):
+            if folder.is_dir():
+                folder.rmdir()
+
+
+def _read(path: str) -> str:
+    return HostSource().read(path)
+
+
 def test_nothing_is_told_of_what_is_not_there() -> None:
     empty = Recording(process=recording("amx").process)
     found = machine_of(RecordedSource(empty))

@@ -6,6 +6,7 @@ defines: Cpu, Memory, HugePages, Kernel, Limits, Gpus, Software, Machine, cpu_of
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 
@@ -20,7 +21,6 @@ HEAD_BYTES = 4096
 SIZE_UNITS = {"": 1, "K": KIBIBYTE, "M": KIBIBYTE**2, "G": KIBIBYTE**3}
 NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"
 PCI = "/sys/bus/pci/devices"
-CGROUP = "/sys/fs/cgroup"
 CAPABILITIES = {"net_admin": 12, "sys_admin": 21, "perfmon": 38, "bpf": 39}
 """Bits of CapEff that matter for programs in the kernel."""
 
@@ -134,7 +134,7 @@ class Machine(_Figures, frozen=True, kw_only=True):
 def machine_of(source: Source) -> Machine:
     """Everything but what has to be measured."""
     process = source.process()
-    group_cores = _group_cores(source)
+    group_memory, _, group_cores = group_limits(source)
     return Machine(
         cpu=cpu_of(source, process),
         memory=memory_of(source),
@@ -145,7 +145,7 @@ def machine_of(source: Source) -> Machine:
             open_files=process.open_files,
             open_files_max=process.open_files_max,
             shared_memory_bytes=process.shared_memory_bytes,
-            group_memory_bytes=_group_memory(source)[0],
+            group_memory_bytes=group_memory,
             group_cores=group_cores,
         ),
         gpus=Gpus(devices=_pci_devices(source), nvml=source.nvml()),
@@ -185,9 +185,9 @@ def memory_of(source: Source) -> Memory:
     """What there is and what is free, for this process."""
     fields = dict(_fields(source.read("/proc/meminfo")))
     total, available = (_kilobytes(fields, name) for name in ("MemTotal", "MemAvailable"))
-    limit, used = _group_memory(source)
-    if limit is not None and limit < total:
-        total, available = limit, min(available, max(0, limit - used))
+    limit, left, _ = group_limits(source)
+    if limit is not None:
+        total, available = min(total, limit), min(available, left)
     return Memory(total_bytes=total, available_bytes=available)
 
 
@@ -219,45 +219,15 @@ def _caches(source: Source) -> Iterator[tuple[int, int]]:
             yield level, int(size[1]) * SIZE_UNITS[size[2]] if size else 0
 
 
-def _group_folders(source: Source, controller: str) -> Iterator[str]:
-    """This process's control group and those above it, of either version of the interface."""
-    for line in source.read("/proc/self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = f"{CGROUP}/{controller}" if controllers else CGROUP
-        while path.strip("/"):
-            yield f"{root}/{path.strip('/')}"
-            path = path.rpartition("/")[0]
-        yield root
-
-
-def _group_memory(source: Source) -> tuple[int | None, int]:
-    """(least limit of bytes of all groups, bytes used in that one)."""
-    least, used = None, 0
-    for folder in _group_folders(source, "memory"):
-        for limit_file, used_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = _number(source.read(f"{folder}/{limit_file}"))
-            if limit and (least is None or limit < least):
-                least, used = limit, _number(source.read(f"{folder}/{used_file}"))
-    # Version 1 says "no limit" by a number that no machine has.
-    return (least, used) if least is not None and least < 1 << 60 else (None, 0)
-
-
-def _group_cores(source: Source) -> float | None:
-    least = None
-    for folder in _group_folders(source, "cpu"):
-        quota, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
-        if not quota:
-            quota = source.read(f"{folder}/cpu.cfs_quota_us").strip()
-            period = source.read(f"{folder}/cpu.cfs_period_us").strip()
-        if quota.isdigit() and period.isdigit() and int(period):
-            cores = int(quota) / int(period)
-            least = cores if least is None else min(least, cores)
-    return least
+def group_limits(source: Source) -> tuple[int | None, int, float | None]:
+    """(bytes of memory that the control group allows, bytes of it that are left, cores). None: no
+    limit, or the extension, which knows how to read it, cannot be loaded."""
+    try:
+        core = importlib.import_module("sublimate._core")
+    except ImportError:
+        return None, 0, None
+    found = core.group_limits(source.read)
+    return found["memory_bytes"] or None, found["memory_free_bytes"], found["cores"] or None
 
 
 def _huge_pages(source: Source) -> HugePages:

@@ -159,21 +159,20 @@ def _load(machine: Machine) -> Finding:
     return Finding(topic="load", verdict="good", text=f"Load {load:.1f} on {cores} cores.")
 
 
-# As the loader takes it if --kv-memory does not say: see choose_kv_bytes in core/model/model.cpp.
-KV_SHARE = 4
 KV_BYTES_PER_VALUE = {"f32": 4, "bf16": 2, "int8": 1}
 KV_BYTES_PER_HEAD = {"f32": 0, "bf16": 0, "int8": 4}  # a scale
 KEYS_AND_VALUES = 2
 
 
 def _kv_pool_bytes(machine: Machine, settings: Settings) -> int:
-    """What the pool of keys and values is going to take, at most."""
+    """What the pool of keys and values is going to take, at most: choose_kv_bytes in
+    core/model/model.cpp. 0: unknown without the extension."""
     if settings.engine.kv_memory:
         return settings.engine.kv_memory
-    whole = machine.memory.total_bytes // KV_SHARE
     core = _core()
     if core is None:
-        return whole
+        return 0
+    whole = machine.memory.total_bytes // int(core.LIMITS["KV_MEMORY_SHARE"])
     try:
         file = locate(settings.model, cache_folder(settings))
         kind = "f32" if settings.engine.exact else settings.engine.kv

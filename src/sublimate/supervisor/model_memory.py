@@ -16,8 +16,7 @@ from .launch import Launch
 
 MEMORY_SHARE_OF_LIMIT = 2
 """Without a limit of one's own: half of the machine's memory."""
-MEMORY_SHARE_OF_KV = 4
-"""As core/model/model.cpp has it: a quarter of memory at most, for the engines that share it."""
+MEMORY_SHARE_OF_KV = _core.LIMITS["KV_MEMORY_SHARE"]
 SLACK = 16
 """Of the limit that share is left: packed weights are not quite what the file is."""
 MODELS_AT_ONCE = 4
