@@ -195,6 +195,7 @@ void Engine::warm_up() {
         }
     }).join();
     if (!enough_memory) throw std::bad_alloc();
+    loop_->populate_ahead();
 }
 
 void Engine::beat() {

@@ -35,8 +35,9 @@ public:
     virtual bool mask_arrived() const = 0; // for a row that waits for it
     virtual bool at_rest() = 0;            // and its published figures say so
     virtual void warm_up() = 0;
-    virtual void place_threads() = 0; // on the thread that will run the loop, before it does
-    virtual std::string audit() = 0;  // empty: page ownership is consistent
+    virtual void populate_ahead() = 0; // once, after the warm-up
+    virtual void place_threads() = 0;  // on the thread that will run the loop, before it does
+    virtual std::string audit() = 0;   // empty: page ownership is consistent
     virtual StatsPage stats() const = 0;
     virtual Measured measured() const = 0;
     virtual bool was_measured_before() const = 0; // by the engine before it

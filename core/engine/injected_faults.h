@@ -87,6 +87,7 @@ public:
     bool mask_arrived() const override { return loop_->mask_arrived(); }
     bool at_rest() override { return loop_->at_rest(); }
     void warm_up() override { loop_->warm_up(); }
+    void populate_ahead() override { loop_->populate_ahead(); }
     void place_threads() override { loop_->place_threads(); }
     std::string audit() override { return loop_->audit(); }
     StatsPage stats() const override { return loop_->stats(); }

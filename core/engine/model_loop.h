@@ -91,6 +91,10 @@ public:
         loop_.set_cost(warm_up_model(model_, config_));
     }
 
+    void populate_ahead() override {
+        if constexpr (requires { model_.populate_ahead(); }) model_.populate_ahead();
+    }
+
 private:
     struct Free {
         void operator()(void* block) const { std::free(block); }

@@ -10,10 +10,12 @@ namespace sublimate::cpu {
 
 namespace {
 
-// Real memory of the KV cache beyond what is in use: a busy server has no time to add to it, and
-// then each new page costs the step that reaches it.
-constexpr int64_t AHEAD_BYTES_MIN = int64_t{512} << 20;
-constexpr int64_t AHEAD_PART = 4; // of the whole
+// Real memory of the KV cache beyond what is in use. A server that was never asked has room for a
+// long prompt; one that was used is given as much again, up to a part of the whole, since a busy
+// server has no time to add to it, and then each new page costs the step that reaches it.
+constexpr int64_t AHEAD_BYTES_MIN = int64_t{128} << 20;
+constexpr int64_t AHEAD_BYTES_MAX = int64_t{512} << 20;
+constexpr int64_t AHEAD_PART = 4;
 
 class Layout {
 public:
@@ -171,15 +173,22 @@ Status KvArena::allocate(const ModelConfig& config, KvType type, int64_t bytes, 
                              std::to_string(limits::PAGE_TOKENS) + " tokens, which takes " +
                              std::to_string(page_bytes(config, type)));
     fresh.pages = static_cast<int32_t>(std::min<int64_t>(pages, limits::KV_PAGES_MAX));
+    fresh.layers = config.layers;
     fresh.layer_bytes = fresh.pages * fresh.layout.head_bytes * config.kv_heads;
+    // Each layer begins with a huge page of its own, so that little use makes little memory real.
+    constexpr auto HUGE_PAGE = static_cast<int64_t>(HUGE_PAGE_BYTES);
+    if (fresh.layer_bytes > HUGE_PAGE)
+        fresh.layer_bytes = (fresh.layer_bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     RETURN_IF_ERROR(
         AnonymousMemory::map(fresh.layer_bytes * config.layers, "the KV cache", &fresh.memory));
-    int64_t whole_bytes = fresh.layer_bytes * config.layers;
-    fresh.ahead =
-        std::make_unique<PopulateAhead>(fresh.memory.data(), fresh.layer_bytes, config.layers,
-                                        std::max(AHEAD_BYTES_MIN, whole_bytes / AHEAD_PART));
     *arena = std::move(fresh);
     return Status::success();
+}
+
+void KvArena::populate_ahead() {
+    CHECK(ahead == nullptr);
+    ahead = std::make_unique<PopulateAhead>(memory.data(), layer_bytes, layers, AHEAD_BYTES_MIN,
+                                            std::max(AHEAD_BYTES_MAX, memory.size() / AHEAD_PART));
 }
 
 } // namespace sublimate::cpu

@@ -73,10 +73,12 @@ private:
     AnonymousMemory memory_;
 };
 
-// Pages of all layers. Real memory is taken a little before a page is first written.
+// Pages of all layers. Memory becomes real when a page is first written or, once requests are
+// served, a little before that.
 struct KvArena {
     KvLayout layout = {};
     int32_t pages = 0;
+    int32_t layers = 0;
     int64_t layer_bytes = 0;
     AnonymousMemory memory;
     std::unique_ptr<PopulateAhead> ahead; // ends before the memory does
@@ -84,8 +86,10 @@ struct KvArena {
     static int64_t page_bytes(const ModelConfig& config, KvType type); // of all layers
     static Status allocate(const ModelConfig& config, KvType type, int64_t bytes, KvArena* arena);
     std::byte* layer(int32_t index) const { return memory.data() + index * layer_bytes; }
+    void populate_ahead(); // from now on, ahead of what `use` names
     // A step is about to use this page.
     void use(int32_t page) const {
+        if (ahead == nullptr) return;
         ahead->reached((int64_t{page} + 1) * layout.head_bytes * layout.kv_heads);
     }
 };

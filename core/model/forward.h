@@ -59,6 +59,8 @@ public:
     int32_t vocabulary() const { return config_.vocabulary; }
     int32_t context_length() const { return config_.context_length; }
     int32_t kv_pages() const { return kv_.pages; }
+    // From now on the memory of pages becomes real ahead of their use. Before any request.
+    void populate_ahead() { kv_.populate_ahead(); }
     const KvArena& kv() const { return kv_; }
     const RopeTables& ropes() const { return ropes_; }
     const Ops& ops() const { return *candidates_.ops.front(); }

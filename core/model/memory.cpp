@@ -225,12 +225,13 @@ AnonymousMemory& AnonymousMemory::operator=(AnonymousMemory&& other) noexcept {
 Status AnonymousMemory::map(int64_t bytes, const char* purpose, AnonymousMemory* memory) {
     // Whole huge pages, so that the last part is backed by one as well.
     size_t size = static_cast<size_t>(bytes) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES;
-    void* data = bytes < 0 ? MAP_FAILED
-                           : mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED)
-        return Status::error(
-            with_reason("cannot get " + std::to_string(bytes) + " bytes for " + purpose));
+    void* data = bytes < 0 ? nullptr : reserve_aligned(size);
+    if (data == nullptr || mprotect(data, size, PROT_READ | PROT_WRITE) != 0) {
+        std::string reason =
+            with_reason("cannot get " + std::to_string(bytes) + " bytes for " + purpose);
+        if (data != nullptr) munmap(data, size);
+        return Status::error(std::move(reason));
+    }
     // Refusal only costs speed, so the answer does not matter.
     static_cast<void>(madvise(data, size, MADV_HUGEPAGE));
     AnonymousMemory fresh;

@@ -25,10 +25,12 @@ int64_t whole_chunks(int64_t bytes) {
 } // namespace
 
 PopulateAhead::PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes,
-                             int64_t ahead_bytes)
+                             int64_t ahead_bytes_min, int64_t ahead_bytes_max)
     : base_(base), stripe_bytes_(stripe_bytes), stripes_(stripes),
-      ahead_bytes_(whole_chunks(ahead_bytes / std::max(stripes, 1))) {
-    CHECK(base != nullptr && stripe_bytes > 0 && stripes > 0 && ahead_bytes > 0);
+      ahead_bytes_min_(whole_chunks(ahead_bytes_min / std::max(stripes, 1))),
+      ahead_bytes_max_(whole_chunks(ahead_bytes_max / std::max(stripes, 1))) {
+    CHECK(base != nullptr && stripe_bytes > 0 && stripes > 0);
+    CHECK(ahead_bytes_min > 0 && ahead_bytes_max >= ahead_bytes_min);
     thread_ = std::thread([this] { work(); });
 }
 
@@ -78,7 +80,8 @@ void PopulateAhead::work() {
     while (!stopping_.load(std::memory_order_acquire)) {
         uint32_t seen = news_.value();
         int64_t reached = reached_bytes_.load(std::memory_order_acquire);
-        int64_t goal = std::min(stripe_bytes_, reached + ahead_bytes_);
+        int64_t ahead = std::clamp(reached, ahead_bytes_min_, ahead_bytes_max_);
+        int64_t goal = std::min(stripe_bytes_, reached + ahead);
         if (done >= goal) {
             if (done == stripe_bytes_) return;
             news_.wait_while(seen, 0);

@@ -21,9 +21,11 @@ public:
     static constexpr int64_t CHUNK_BYTES = int64_t{2} << 20; // of a stripe, populated at a time
 
     // `stripes` pieces of stripe_bytes each, one behind the other from base; all are used from
-    // their beginning on, at the same pace. ahead_bytes: of all stripes together, populated beyond
-    // what was reached. The memory outlives this object.
-    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes, int64_t ahead_bytes);
+    // their beginning on, at the same pace. Populated beyond what was reached is as much as was
+    // reached, but at least ahead_bytes_min and at most ahead_bytes_max, of all stripes together.
+    // The memory outlives this object.
+    PopulateAhead(std::byte* base, int64_t stripe_bytes, int32_t stripes, int64_t ahead_bytes_min,
+                  int64_t ahead_bytes_max);
     ~PopulateAhead();
     PopulateAhead(const PopulateAhead&) = delete;
     PopulateAhead& operator=(const PopulateAhead&) = delete;
@@ -47,9 +49,10 @@ private:
     std::byte* const base_;
     const int64_t stripe_bytes_;
     const int32_t stripes_;
-    const int64_t ahead_bytes_; // of a stripe
-    int64_t told_bytes_ = 0;    // the caller's: up to here nobody needs to be told
-    uint64_t seen_uses_ = 0;    // the thread's
+    const int64_t ahead_bytes_min_; // of a stripe, as the next
+    const int64_t ahead_bytes_max_;
+    int64_t told_bytes_ = 0; // the caller's: up to here nobody needs to be told
+    uint64_t seen_uses_ = 0; // the thread's
     std::atomic<uint64_t> uses_{0};
     std::atomic<int64_t> reached_bytes_{0};
     std::atomic<int64_t> populated_bytes_{0};

@@ -42,7 +42,7 @@ bool becomes(const PopulateAhead& ahead, int64_t bytes) {
 TEST(populates_a_little_ahead_and_no_more) {
     AnonymousMemory memory;
     EXPECT(AnonymousMemory::map(STRIPE * STRIPES, "a test", &memory).ok());
-    PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES);
+    PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES, AHEAD * STRIPES);
     EXPECT(becomes(ahead, AHEAD));
     for (int32_t i : {0, 1, STRIPES - 1})
         EXPECT_EQ(resident(memory.data() + i * STRIPE, AHEAD), AHEAD);
@@ -59,11 +59,24 @@ TEST(populates_a_little_ahead_and_no_more) {
     EXPECT(becomes(ahead, STRIPE));
 }
 
+TEST(f57_what_is_ahead_follows_what_was_used) {
+    AnonymousMemory memory;
+    constexpr int64_t WHOLE = 16 * CHUNK;
+    EXPECT(AnonymousMemory::map(WHOLE, "a test", &memory).ok());
+    PopulateAhead ahead(memory.data(), WHOLE, 1, CHUNK, 4 * CHUNK);
+    EXPECT(becomes(ahead, CHUNK));
+    ahead.reached(2 * CHUNK);
+    EXPECT(becomes(ahead, 4 * CHUNK));
+    ahead.reached(8 * CHUNK);
+    EXPECT(becomes(ahead, 12 * CHUNK));
+    EXPECT_EQ(resident(memory.data(), WHOLE), 12 * CHUNK);
+}
+
 TEST(what_was_written_stays) {
     AnonymousMemory memory;
     EXPECT(AnonymousMemory::map(STRIPE, "a test", &memory).ok());
     memory.data()[CHUNK + 5] = std::byte{7};
-    PopulateAhead ahead(memory.data(), STRIPE, 1, AHEAD);
+    PopulateAhead ahead(memory.data(), STRIPE, 1, AHEAD, AHEAD);
     ahead.reached(STRIPE);
     EXPECT(becomes(ahead, STRIPE));
     EXPECT(memory.data()[CHUNK + 5] == std::byte{7});
@@ -74,7 +87,7 @@ TEST(ends_in_the_middle_of_its_work) {
     for (int32_t i = 0; i < 20; i++) {
         AnonymousMemory memory;
         EXPECT(AnonymousMemory::map(STRIPE * STRIPES, "a test", &memory).ok());
-        PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES);
+        PopulateAhead ahead(memory.data(), STRIPE, STRIPES, AHEAD * STRIPES, AHEAD * STRIPES);
         if (i % 2 == 0) ahead.reached(STRIPE);
     }
 }
