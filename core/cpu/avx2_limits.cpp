@@ -37,9 +37,11 @@ int64_t fma_f32(int64_t rounds) {
     __asm__ volatile("" : "+x"(a)); // unknown to the compiler
     for (int64_t i = 0; i < rounds; i++) {
 #pragma GCC unroll 12
-        for (int32_t s = 0; s < SUMS; s++) sums[s] = _mm256_fmadd_ps(a, a, sums[s]);
+        for (int32_t s = 0; s < SUMS; s++) {
+            sums[s] = _mm256_fmadd_ps(a, a, sums[s]);
+            __asm__ volatile("" : "+x"(sums[s]));
+        }
     }
-    for (__m256& sum : sums) __asm__ volatile("" : : "x"(sum));
     return rounds * SUMS * LANES * 2;
 }
 

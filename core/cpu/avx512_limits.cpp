@@ -35,9 +35,11 @@ int64_t fma_f32(int64_t rounds) {
     __asm__ volatile("" : "+v"(a)); // unknown to the compiler
     for (int64_t i = 0; i < rounds; i++) {
 #pragma GCC unroll 12
-        for (int32_t s = 0; s < SUMS; s++) sums[s] = _mm512_fmadd_ps(a, a, sums[s]);
+        for (int32_t s = 0; s < SUMS; s++) {
+            sums[s] = _mm512_fmadd_ps(a, a, sums[s]);
+            __asm__ volatile("" : "+v"(sums[s]));
+        }
     }
-    for (__m512& sum : sums) __asm__ volatile("" : : "v"(sum));
     return rounds * SUMS * LANES * 2;
 }
 
@@ -47,9 +49,11 @@ int64_t dot_int8(int64_t rounds) {
     __asm__ volatile("" : "+v"(a));
     for (int64_t i = 0; i < rounds; i++) {
 #pragma GCC unroll 12
-        for (int32_t s = 0; s < SUMS; s++) sums[s] = _mm512_dpbusd_epi32(sums[s], a, a);
+        for (int32_t s = 0; s < SUMS; s++) {
+            sums[s] = _mm512_dpbusd_epi32(sums[s], a, a);
+            __asm__ volatile("" : "+v"(sums[s]));
+        }
     }
-    for (__m512i& sum : sums) __asm__ volatile("" : : "v"(sum));
     return rounds * SUMS * LANES * BYTES_PER_LANE * 2;
 }
 

@@ -18,7 +18,9 @@ struct LimitKernels {
     // A sum over all words, so that every byte is needed. ahead_bytes: software prefetch, 0 none.
     uint64_t (*read)(const std::byte* data, int64_t bytes, int64_t ahead_bytes);
     // Each returns the operations that it did in `rounds` turns, a multiply-add being two. Null:
-    // this instruction set has no such instruction.
+    // this instruction set has no such instruction. Its sums pass through an empty __asm__ in each
+    // round: to the compiler they are unknown values, so that it can neither compute equal ones
+    // once nor leave a round out.
     int64_t (*fma_f32)(int64_t rounds);
     int64_t (*dot_int8)(int64_t rounds); // VNNI
 };

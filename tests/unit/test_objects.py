@@ -52,3 +52,36 @@ def test_portable_objects_use_no_wide_register(name: str) -> None:
     done = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True)
     wide = [line for line in done.stdout.splitlines() if WIDE_REGISTER.search(line)]
     assert "%xmm" in done.stdout and not wide, "\n".join(wide[:10])
+
+
+LOOPS = {
+    # (object, function): (instruction, how many a round has)
+    ("avx2_limits", "fma_f32"): (r"vfmadd\d+ps", 12),
+    ("avx512_limits", "fma_f32"): (r"vfmadd\d+ps", 12),
+    ("avx512_limits", "dot_int8"): (r"vpdpbusd", 12),
+    ("amx_limits", "bf16"): (r"tdpbf16ps", 4),
+    ("amx_limits", "bf16_loads"): (r"tdpbf16ps", 4),
+    ("amx_limits", "int8"): (r"tdpbssd", 4),
+}
+
+
+@pytest.mark.parametrize(("name", "function"), LOOPS)
+def test_f56_a_loop_does_what_it_counts(name: str, function: str) -> None:
+    """Each sum has an instruction of its own, into a register of its own: sums that are equal could
+    be computed once, and then a machine reads better than it is."""
+    instruction, count = LOOPS[name, function]
+    path = OBJECTS / f"{name}.cpp.o"
+    done = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", "-C", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    bodies = re.split(r"(?m)^[0-9a-f]+ <(.+)>:$", done.stdout)
+    body = next(
+        text
+        for title, text in zip(bodies[1::2], bodies[2::2], strict=True)
+        if re.search(rf"\b{function}\(", title)
+    )
+    written = re.findall(rf"\t{instruction}\s+.*%(\w+)$", body, re.M)
+    assert len(written) == len(set(written)) == count, body
