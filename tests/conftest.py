@@ -1,14 +1,20 @@
-"""Settings that all tests share: the property tests' effort, who may run beside whom, and the
-report of recorded figures."""
+"""Settings that all tests share: the property tests' effort, which tests may run side by side, what
+a run leaves (nothing), the programs that are built for it, and the report of recorded figures."""
 
 import fcntl
 import os
+import re
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import run_guard
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build/wheel"
 
 # On shared machines a deadline per example measures the neighbours; the time limit per test stays.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +38,34 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(room, how)
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """What a run starts and writes goes with it. --basetemp=FOLDER keeps the files of tests."""
+    is_part = hasattr(config, "workerinput")
+    folder = run_guard.begin(own_folder=not is_part)
+    if not is_part and not config.option.basetemp:
+        config.option.basetemp = f"{folder}/tests"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds the C++ programs that the chosen tests run, unless SUBLIMATE_BUILD names others."""
+    marks = (mark for item in session.items for mark in item.iter_markers("programs"))
+    targets = sorted({mark.args[0] for mark in marks})
+    if not targets or session.config.option.collectonly or "SUBLIMATE_BUILD" in os.environ:
+        return
+    try:
+        cache = (BUILD / "CMakeCache.txt").read_text()
+    except OSError:
+        pytest.exit("There is no build folder for C++ programs: run `make build`.", returncode=2)
+    cmake = re.findall("^CMAKE_COMMAND:INTERNAL=(.*)", cache, re.M)[0]
+    with (BUILD / "CMakeCache.txt").open() as lock:  # several processes have these tests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [cmake, "--build", BUILD, "--target", *targets]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.exit(f"{done.stdout[-4000:]}{done.stderr[-4000:]}", returncode=2)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,7 @@ FORWARD_SHORT = (*FORWARD_THREADED, "instruction_sets_agree", "variants_do_not_c
 
 def run_program(path: Path, *arguments: str) -> str:
     """The output of a test program; fails the test when the program is missing or fails."""
-    assert path.is_file(), f"{path.name} is not built: run `make test`"
+    assert path.is_file(), f"{path.name} is not built"
     done = subprocess.run(
         [path, *arguments],
         capture_output=True,
@@ -47,7 +47,9 @@ def test_there_are_programs() -> None:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 10)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.programs(name)) for name in NAMES]
+)
 def test_program(name: str) -> None:
     only: tuple[str, ...] = ()
     if name == "test_forward" and BUILD.name == "tsan":

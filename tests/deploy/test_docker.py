@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from fnmatch import fnmatch
 
@@ -57,7 +58,7 @@ def test_image_and_compose_file_agree_with_the_program() -> None:
 
 
 def test_what_the_build_needs_is_sent_to_it_and_nothing_else() -> None:
-    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    lines = (house.ROOT / ".dockerignore").read_text().splitlines()
     kept = [line[1:] for line in lines if line.startswith("!")]
     assert "*" in lines
     sent = [path for path in house.tracked_files() if any(fnmatch(path, f"{one}*") for one in kept)]
@@ -66,3 +67,9 @@ def test_what_the_build_needs_is_sent_to_it_and_nothing_else() -> None:
     assert needed and {*BUILD_NEEDS, *needed} < set(sent)
     tops = {path.split("/")[0] for path in sent}
     assert tops == {*BUILD_NEEDS, "clients", "core", "proto", "src"}
+
+
+def test_f69_the_extras_of_the_image_exist() -> None:
+    extras = set(tomllib.loads(house.read("pyproject.toml"))["project"]["optional-dependencies"])
+    asked = re.findall(r"'\.\[([\w,-]+)\]'", (DOCKER / "Dockerfile").read_text())
+    assert asked and {name for names in asked for name in names.split(",")} <= extras

@@ -16,11 +16,13 @@ SECONDS_MAX = 600
 SEEDS = 100 if SANITIZED else 4000
 PLANTED_SEEDS = 2000
 
+pytestmark = pytest.mark.programs("simulators")
+
 
 def simulate(program: str, *arguments: str) -> str:
     """The output of a run; fails the test when something did not hold."""
     path = BUILD / "simulators" / program
-    assert path.is_file(), f"{program} is not built: run `make test`"
+    assert path.is_file(), f"{program} is not built"
     command = [path, *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS_MAX, cwd=ROOT, check=False

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("SUBLIMATE_BUILD", "build/wheel")
 SECONDS = 2
 KINDS = 4
+
+pytestmark = pytest.mark.programs("fail_nth")
 
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:

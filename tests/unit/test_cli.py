@@ -73,6 +73,7 @@ def test_help_names_every_command() -> None:
         "config",
         "verify",
         "sign",
+        "uninstall",
         "version",
     ):
         assert f" {command} " in text

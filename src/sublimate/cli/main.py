@@ -30,6 +30,7 @@ from .rollout import rollout_app
 from .serve_command import SERVES, serve
 from .show import show_command
 from .signed import sign_command, verify_command
+from .uninstall import uninstall_command
 
 app = typer.Typer(
     name="sublimate",
@@ -56,6 +57,7 @@ for called, command, group in (
     ("kernel", kernel, LOOK),
     ("verify", verify_command, RELEASES),
     ("sign", sign_command, RELEASES),
+    ("uninstall", uninstall_command, RELEASES),
 ):
     app.command(called, rich_help_panel=group)(command)
 app.command("list", hidden=True)(ls_command)

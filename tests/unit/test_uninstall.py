@@ -1,0 +1,54 @@
+"""`sublimate uninstall`: what it deletes, what it leaves, and what it asks."""
+
+from pathlib import Path
+
+import pytest
+
+from test_cli import run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("cache", "data", "config"):
+        folder = tmp_path / name / "sublimate"
+        folder.mkdir(parents=True)
+        (folder / "kept").write_bytes(b"x" * 2048)
+        (tmp_path / name / "other").mkdir()
+        monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path / name))
+    return tmp_path
+
+
+def left(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.glob("*/*"))
+
+
+EVERYTHING = sorted(f"{a}/{b}" for a in ("cache", "data", "config") for b in ("other", "sublimate"))
+
+
+def test_f69_uninstall_deletes_its_own_folders_alone(home: Path) -> None:
+    elsewhere = home / "models"
+    elsewhere.mkdir()
+    (home / "config/sublimate/config.toml").write_text(f'[server]\ncache_dir = "{elsewhere}"\n')
+    shown = run("uninstall", "--yes").stdout
+    assert left(home) == ["cache/other", "config/other", "data/other"]
+    assert elsewhere.is_dir() and f"{elsewhere}  stays" in shown
+    assert "Nothing to delete" in run("uninstall", "--yes").stdout
+
+
+def test_f69_a_dry_run_shows_and_deletes_nothing(home: Path) -> None:
+    shown = run("uninstall", "--dry-run").stdout
+    assert left(home) == EVERYTHING
+    assert all(str(home / name / "sublimate") in shown for name in ("cache", "data", "config"))
+
+
+def test_uninstall_deletes_nothing_unasked(home: Path) -> None:
+    assert "--yes" in run("uninstall", code=2).stderr
+    assert left(home) == EVERYTHING
+
+
+def test_uninstall_does_not_follow_a_link(home: Path) -> None:
+    target = home / "elsewhere"
+    (home / "data/sublimate").rename(target)
+    (home / "data/sublimate").symlink_to(target)
+    run("uninstall", "--yes")
+    assert (target / "kept").is_file() and not (home / "data/sublimate").exists()
