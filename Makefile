@@ -29,6 +29,12 @@ EXTENSION :=
 endif
 endif
 
+# No quoting helps CMake in its own test projects, and make and PATH have their own special characters.
+QUOTE := "
+ifneq ($(or $(findstring $(QUOTE),$(CURDIR)),$(findstring \,$(CURDIR)),$(findstring ;,$(CURDIR)),$(findstring :,$(CURDIR)),$(findstring $$,$(CURDIR))),)
+$(error Rename the folder $(CURDIR): CMake and make cannot work below a name with ", \, ;, : or $$)
+endif
+
 .PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim mutants torture storm soak fuzz asan tsan cuda clean FORCE
 build: .venv/stamp-build
 

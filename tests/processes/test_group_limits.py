@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from servers import Server
+
 from sublimate import _core
 
 GIB = 1 << 30
