@@ -16,7 +16,6 @@ from .launch import Launch
 
 MEMORY_SHARE_OF_LIMIT = 2
 """Without a limit of one's own: half of the machine's memory."""
-MEMORY_SHARE_OF_KV = _core.LIMITS["KV_MEMORY_SHARE"]
 SLACK = 16
 """Of the limit that share is left: packed weights are not quite what the file is."""
 MODELS_AT_ONCE = 4
@@ -25,6 +24,11 @@ MODELS_AT_ONCE = 4
 
 def _memory_bytes() -> int:
     return int(_core.probe()["memory_bytes"])
+
+
+def _kv_bytes() -> int:
+    """The share of memory that is for keys and values."""
+    return _memory_bytes() // int(_core.LIMITS["KV_MEMORY_SHARE"])
 
 
 def limit_bytes(fleet: Launch) -> int:
@@ -44,7 +48,7 @@ def kv_parts(fleet: Launch, launch: Launch) -> int:
     room = _kv_room(limit_bytes(fleet), launch.model_bytes, parts)
     if room <= 0:
         return parts
-    return max(parts, -(-_memory_bytes() // (MEMORY_SHARE_OF_KV * room)))
+    return max(parts, -(-_kv_bytes() // room))
 
 
 def _kv_room(limit: int, weights: int, parts: int) -> int:
@@ -60,7 +64,7 @@ def estimated_bytes(fleet: Launch, launch: Launch, workers: int) -> int:
     for all, for then it is tried alone."""
     kv_bytes = launch.settings.engine.kv_memory * workers
     if not kv_bytes:
-        kv_bytes = _memory_bytes() // (MEMORY_SHARE_OF_KV * kv_parts(fleet, launch))
+        kv_bytes = _kv_bytes() // kv_parts(fleet, launch)
     return min(limit_bytes(fleet), launch.model_bytes + kv_bytes)
 
 
