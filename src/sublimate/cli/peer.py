@@ -84,10 +84,12 @@ class Peer:
 
     @cached_property
     def profile(self) -> str:
-        """The execution profile that the server wants to be named; empty: none. Raises
-        PeerError."""
-        status, body = self._exchange(WELL_KNOWN, None, LOOK_SECONDS, "")
-        return required_profile(body) if status == OK_STATUS else ""
+        """The execution profile that the server wants to be named; empty: none, or nothing
+        answers, of which the next request tells."""
+        with contextlib.suppress(PeerError):
+            status, body = self._exchange(WELL_KNOWN, None, LOOK_SECONDS, "")
+            return required_profile(body) if status == OK_STATUS else ""
+        return ""
 
     def connection(self, seconds: float) -> http.client.HTTPConnection:
         """Not connected yet."""

@@ -39,6 +39,6 @@ def run_program(command: Sequence[str], profile: str = "") -> int:
             f"sublimate chat --model {command[0]})"
         )
     if not profile and PROFILE_VARIABLE not in os.environ:
-        with contextlib.suppress(PeerError):  # the program's own requests say what is wrong
+        with contextlib.suppress(PeerError):  # no URL: the program's own requests say so
             profile = Peer(url).profile if (url := os.environ.get("ANTHROPIC_BASE_URL")) else ""
     return run_child([program, *command[1:]], environment(dict(os.environ), os.getpid(), profile))
