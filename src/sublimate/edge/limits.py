@@ -126,8 +126,8 @@ HTTP2_USEFUL_BYTES_MIN = 64
 HTTP2_BODIES_BYTES_MAX = 64 * MIB
 """Of all calls of one connection that are not whole: twice the largest."""
 HTTP2_TURN_SECONDS = 0.004
-"""Frames of one connection in a row before other work of the event loop gets its turn."""
-HTTP2_LINGER_SECONDS, HTTP2_LINGER_BYTES_MAX = 1.0, 4 * MIB
+"""Frames of all connections in a row before other work of the event loop gets its turn."""
+HTTP2_LINGER_SECONDS, HTTP2_LINGER_BYTES_MAX = 1.0, 1 * MIB
 """After the end of a connection for what its client did: what still comes is read and dropped."""
 HTTP2_TICK_IDLE_SECONDS = 10.0
 """How often a connection without a call is looked at."""

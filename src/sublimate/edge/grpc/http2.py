@@ -12,10 +12,12 @@ stream, whose bound the call watches.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -34,6 +36,7 @@ from .call import is_call
 from .hpack import FloodError, HeadDecoder, HpackError, encoded, encoded_head
 from .in_body import GRPC_SHAPE
 
+LOG = logging.getLogger("sublimate.edge")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD = struct.Struct("!HBBBI")
 NUMBER = struct.Struct("!I")
@@ -42,7 +45,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = rang
 WINDOW_UPDATE, CONTINUATION = 8, 9
 END_STREAM = ACK = 1
 END_HEADERS, PADDED, PRIORITIZED = 4, 8, 32
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 3
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
 STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = 5, 6, 7, 8, 9
 ENHANCE_YOUR_CALM = 11
 MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
@@ -216,7 +219,9 @@ class Http2Connection(asyncio.Protocol):
         self._waits_since = time.monotonic()
         """For the preface, or the rest of a head."""
         self._goes_on = False
-        """More frames are there, and have their turn later."""
+        """It waits for its turn."""
+        self._is_paused = False
+        """Nothing is read from the socket."""
         self._out: list[bytes] = []
         self._ready: dict[_Stream, None] = {}
         self._flush_handle: asyncio.Handle | None = None
@@ -277,8 +282,9 @@ class Http2Connection(asyncio.Protocol):
         else:
             self._heard = time.monotonic()
             self._received += data
-            if not self._goes_on and not self._is_full:
-                self._read()
+            if len(self._received) > limits.HTTP2_STREAM_WINDOW_BYTES:
+                self._pause()  # until its turn
+            self._go_on_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -292,50 +298,64 @@ class Http2Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Its client does not read: nothing more of it is begun."""
         self._is_full, self._full_since = True, time.monotonic()
-        self.transport.pause_reading()
+        self._pause()
 
     def resume_writing(self) -> None:
         self._is_full = False
         self._flush_soon()
-        if not self._goes_on:
-            self._go_on_soon()
+        self._go_on_soon()
 
     # ---- frames that come ----------------------------------------------------------------------
-    def _read(self) -> None:
-        """Handle what is there, up to the end of this connection's turn."""
-        end = time.monotonic() + limits.HTTP2_TURN_SECONDS
-        at = frames = 0
-        try:
-            if not self._has_preface:
-                at = self._read_preface()
-            while self._has_preface and not self._is_over:
-                frame = self._next(at)
-                if frame is None:
-                    break
-                at += HEAD.size + len(frame[3])
-                self._on_frame(*frame)
-                frames += 1
-                if frames % FRAMES_PER_LOOK == 0 and time.monotonic() > end:
-                    self._go_on_soon()
-                    break
-        except ConnectionFault as fault:
-            self._fail(fault.code, fault.reason)
-            return
-        del self._received[:at]
-
     def _go_on_soon(self) -> None:
-        self._goes_on = True
-        if not self.transport.is_closing():
-            self.transport.pause_reading()
-        self._loop.call_soon(self._go_on)
+        if not self._goes_on:
+            self._goes_on = True
+            self._listener.wait_for_turn(self)
 
-    def _go_on(self) -> None:
+    def _pause(self) -> None:
+        if not self._is_paused and not self.transport.is_closing():
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    def go_on(self, end: float) -> None:
+        """Its turn: handle frames until then."""
         self._goes_on = False
         if self._is_over or self._is_full:
             return
-        self._read()
-        if not self._goes_on and not self._is_over and not self._is_full:
+        try:
+            is_done = self._read(end)
+        except ConnectionFault as fault:
+            self._fail(fault.code, fault.reason)
+            return
+        except Exception:
+            LOG.exception("an HTTP/2 connection failed")
+            self._fail(INTERNAL_ERROR, "")
+            return
+        if self._is_over:
+            return
+        if not is_done:
+            self._pause()
+            self._go_on_soon()
+        elif self._is_paused and not self._is_full:
+            self._is_paused = False
             self.transport.resume_reading()
+
+    def _read(self, end: float) -> bool:
+        """Whether no whole frame is left. Raises ConnectionFault."""
+        at = self._read_preface() if not self._has_preface else 0
+        frames = 0
+        is_done = False
+        while self._has_preface and not self._is_over:
+            frame = self._next(at)
+            if frame is None:
+                is_done = True
+                break
+            at += HEAD.size + len(frame[3])
+            self._on_frame(*frame)
+            frames += 1
+            if frames % FRAMES_PER_LOOK == 0 and time.monotonic() > end:
+                break
+        del self._received[:at]
+        return is_done or not self._has_preface
 
     def _read_preface(self) -> int:
         if not PREFACE.startswith(self._received[: len(PREFACE)]):
@@ -721,7 +741,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_over = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.transport.resume_reading()
+        if self._is_paused:
+            self.transport.resume_reading()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(limits.HTTP2_LINGER_SECONDS, self.transport.abort)
@@ -819,13 +840,16 @@ def _unpadded(flags: int, content: bytes) -> bytes:
 
 
 class Http2Listener:
-    """All connections of the port."""
+    """All connections of the port, which have their turns of one budget: however many there are,
+    other work of the event loop gets its own."""
 
     def __init__(self, application: GrpcApplication) -> None:
         self.application = application
         self.calls = 0
         """Under way, on all connections."""
         self.url = ""
+        self._waiting: deque[Http2Connection] = deque()
+        self._is_due = False
         self._tls: ssl.SSLContext | None = None
 
     async def listen(self, address: str, certificate: str, key: str) -> asyncio.Server:
@@ -856,6 +880,23 @@ class Http2Listener:
         scheme = "https" if certificate else "http"
         self.url = f"{scheme}://{host}:{sock.getsockname()[1]}"
         return server
+
+    def wait_for_turn(self, connection: Http2Connection) -> None:
+        self._waiting.append(connection)
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.application.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_due = False
+        end = time.monotonic() + limits.HTTP2_TURN_SECONDS
+        while self._waiting and time.monotonic() < end:
+            self._waiting.popleft().go_on(end)
+        if self._waiting:
+            self._turn_soon()
 
     def reload(self, certificate: str, key: str) -> None:
         """Connections from now on get it. Raises ConfigError."""
