@@ -159,6 +159,22 @@ def test_a_changed_byte_of_what_decides_ends_the_import(package: Path, path: str
     assert "To get back: make build" in last
 
 
+def test_f12_a_release_that_calls_itself_a_development_build_is_refused(package: Path) -> None:
+    sign_release(package)
+    path = package / "MANIFEST"
+    path.write_bytes(path.read_bytes().replace(b"kind: release", b"kind: dev"))
+    decision = package / "policy" / "decision.py"
+    before = digests(package)
+    decision.write_bytes(decision.read_bytes() + b"# changed")
+    told = path.read_bytes()
+    for name, digest in digests(package).items():
+        told = told.replace(before[name].encode(), digest.encode())
+    path.write_bytes(told)
+    done = imported(package)
+    assert done.returncode == 1
+    assert "is not as it was signed" in done.stderr and "MANIFEST" in done.stderr
+
+
 def test_the_command_says_so_in_a_line(package: Path, tmp_path: Path) -> None:
     sign_dev(package)
     flip(package / WASM)
@@ -192,7 +208,7 @@ def test_it_is_an_import_error_of_ours() -> None:
 # ---- who may have signed ------------------------------------------------------------------------
 def refusal(folder: Path, pin: str = "") -> str:
     with pytest.raises(InvalidSignatureError) as caught:
-        signature.provenance([folder], pin, at_import=True)
+        signature.provenance([folder], pin)
     return str(caught.value)
 
 

@@ -8,10 +8,12 @@ import os
 import time
 from pathlib import Path
 
+from ..config.folders import private_folder
 from ..edge.errors import ApiError
+from ..errors import ConfigError
 
 LOG = logging.getLogger("sublimate.data")
-PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+PRIVATE_FILE = 0o600
 LOCK = "lock"
 LOOK_SECONDS = 0.02
 
@@ -20,8 +22,10 @@ def lock_folder(folder: Path, wait_seconds: float = 0.0, signature: bytes = b"")
     """A descriptor that holds the folder for this process, made if there is none; mode 0700, also
     of one that was there. Raises ApiError if another process has it and does not leave it within
     `wait_seconds`, OSError if the disk fails. signature: for those that find the folder locked."""
-    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    os.chmod(folder, PRIVATE_FOLDER)
+    try:
+        private_folder(folder)
+    except ConfigError as error:
+        raise data_unavailable(error) from None
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, PRIVATE_FILE)
     until = time.monotonic() + wait_seconds
     while True:

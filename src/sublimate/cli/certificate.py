@@ -6,12 +6,16 @@ defines: own_certificate
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import ipaddress
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config.folders import private_folder
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,19 +33,34 @@ def own_certificate(folder: Path) -> tuple[Path, Path]:
     """(certificate, key) as PEM files in the folder. Raises ConfigError."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     try:
-        if not _is_fresh(certificate) or not key.is_file():
-            _make(certificate, key)
+        private_folder(folder)
+        with _locked(folder):
+            if not _is_fresh(certificate, key):
+                _make(certificate, key)
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold a certificate: {error.strerror}.") from None
     return certificate, key
 
 
-def _is_fresh(certificate: Path) -> bool:
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Another start that makes the pair is waited for. Raises OSError."""
+    with open(os.open(folder / "lock", os.O_CREAT | os.O_RDWR, PRIVATE_MODE), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_fresh(certificate: Path, key: Path) -> bool:
+    """Also that they are of one pair: a start may have been killed between its two files."""
     from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         known = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (FileNotFoundError, ValueError):
+        private = load_pem_private_key(key.read_bytes(), None)
+    except (FileNotFoundError, ValueError, TypeError):
+        return False
+    if known.public_key() != private.public_key():
         return False
     return known.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > RENEWED_BEFORE
 
@@ -56,13 +75,15 @@ def _make(certificate: Path, key: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    certificate.parent.mkdir(parents=True, exist_ok=True)
-    # The key first: a certificate without its own would be taken for a pair that is complete.
-    certificate.unlink(missing_ok=True)
-    key.unlink(missing_ok=True)
-    with open(os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE_MODE), "wb") as file:
-        file.write(secret)
-    certificate.write_bytes(_signed(private))
+    # Both whole before either is in place: a server that reads them meanwhile has the old pair.
+    made = [(certificate, _signed(private)), (key, secret)]
+    parts = [path.with_suffix(".part") for path, _ in made]
+    for part, (_, data) in zip(parts, made, strict=True):
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE_MODE), "wb") as file:
+            file.write(data)
+    for part, (path, _) in zip(parts, made, strict=True):
+        os.replace(part, path)
 
 
 def _signed(private: ec.EllipticCurvePrivateKey) -> bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..config import Effective, Settings, data_folder, keys_path
+from ..config.folders import check_data_folders
 from ..control.run_record import RunRecord
 from ..control.stamps import stamp, stamps
 from ..edge.tls import server_context
@@ -98,6 +99,7 @@ def _found(settings: Settings) -> Settings:
     engine = msgspec.structs.replace(settings.engine, lora=lora)
     hosts = (*settings.edge.allowed_hosts, settings.server.host)
     edge = msgspec.structs.replace(settings.edge, keys_file=keys, allowed_hosts=hosts)
+    check_data_folders(edge)
     if settings.server.tls and not edge.tls_certificate:
         certificate, key = own_certificate(data_folder(edge) / "tls")
         edge = msgspec.structs.replace(edge, tls_certificate=str(certificate), tls_key=str(key))

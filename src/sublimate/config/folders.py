@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import ConfigError
 from .edge import EdgeSettings
 from .tree import Settings
+
+PRIVATE_FOLDER = 0o700
+DATA_FOLDERS = ("batches", "files", "tls")
+WAY_OUT = "Move it away, or name another data folder with --data-dir."
 
 
 def default_config_path() -> Path:
@@ -31,6 +36,33 @@ def data_folder(settings: EdgeSettings) -> Path:
         return Path(settings.data_dir).expanduser()
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "sublimate"
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that this user alone may enter, or check the one that is there: not a link, and
+    not another user's, who could change what is kept in it. Raises ConfigError, OSError."""
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link, and has to be a folder itself. {WAY_OUT}")
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(opened).st_uid
+        if owner != os.geteuid():
+            raise ConfigError(f"{folder} belongs to another user (uid {owner}). {WAY_OUT}")
+        os.fchmod(opened, PRIVATE_FOLDER)
+    finally:
+        os.close(opened)
+
+
+def check_data_folders(settings: EdgeSettings) -> None:
+    """Those that are there already. Raises ConfigError."""
+    for folder in (data_folder(settings) / name for name in DATA_FOLDERS):
+        try:
+            if os.path.lexists(folder):
+                private_folder(folder)
+        except OSError as error:
+            reason = f"{folder} cannot be used as a folder: {error.strerror}."
+            raise ConfigError(f"{reason} {WAY_OUT}") from None
 
 
 def cache_folder(settings: Settings) -> Path:

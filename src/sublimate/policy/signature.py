@@ -75,12 +75,9 @@ def _refuse(what: str, kind: str = "release") -> Exception:
     return InvalidSignatureError(f"{what} To get back: {way_back(kind)}.")
 
 
-def provenance(
-    folders: Iterable[str | Path], pin: str = "", *, at_import: bool = False
-) -> tuple[Provenance, dict[str, str]]:
+def provenance(folders: Iterable[str | Path], pin: str = "") -> tuple[Provenance, dict[str, str]]:
     """Who signed the package in these folders (its `__path__`), and its files with their SHA-256.
-    `pin`: the fingerprint that it must have been. `at_import`: take the signature of a key that
-    nobody kept, and that proves nothing, for granted. Raises InvalidSignatureError."""
+    `pin`: the fingerprint that it must have been. Raises InvalidSignatureError."""
     places = [str(folder) for folder in folders]
     path = _manifest_path(places)
     if not path:
@@ -97,8 +94,7 @@ def provenance(
     except (OSError, manifest.ManifestError) as error:
         raise _refuse(f"{path} cannot be used: {error}.") from None
     signer = manifest.fingerprint(found.key)
-    proves = bool(pin) or found.kind == "release" or not at_import
-    if proves and not manifest.is_signature_valid(found):
+    if not manifest.is_signature_valid(found):
         raise _refuse(f"{path} is not as it was signed.", found.kind)
     if pin and signer != pin.lower():
         raise _refuse(f"{path} is signed by {signer}, and {PIN_VARIABLE} names {pin}.")
@@ -139,7 +135,7 @@ def _modules(root: str) -> list[str]:
 def check_at_import(folders: Iterable[str]) -> Provenance:
     """What `import sublimate` does. Raises InvalidSignatureError that names the file."""
     places = list(folders)
-    who, files = provenance(places, os.environ.get(PIN_VARIABLE, ""), at_import=True)
+    who, files = provenance(places, os.environ.get(PIN_VARIABLE, ""))
     for name, digest in files.items():
         if name.startswith(AT_IMPORT) and (found := _problem(places, name, digest)):
             path = _locate(places, name)

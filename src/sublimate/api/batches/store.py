@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..folder import PRIVATE_FOLDER, keep_private
+from ...config.folders import PRIVATE_FOLDER
+from ..folder import keep_private
 
 State = Literal["waiting", "succeeded", "errored", "canceled", "expired"]
 WAITING: State = "waiting"

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from ...config.folders import PRIVATE_FOLDER
 from ...edge.errors import ApiError
-from ..folder import PRIVATE_FOLDER, keep_private, lock_folder
+from ..folder import keep_private, lock_folder
 
 FILES_PER_OWNER_MAX = 10_000
 CONTENT = "content"
