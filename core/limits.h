@@ -73,7 +73,10 @@ constexpr int32_t MARKERS_MAX = 8;        // openings of a block format
 constexpr int32_t MARKER_BYTES_MAX = 64;
 constexpr int32_t TOOL_NAME_BYTES_MAX = 128;
 constexpr int32_t FRAME_BYTES_MAX =
-    1 << 20;                           // of a binary frame, less its length: what a reader holds
+    1 << 20; // of a binary frame, less its length: what a reader holds
+constexpr int32_t LENIENT_MARKERS_MAX = 32; // pairs of other families
+constexpr int32_t LENIENT_CALLS_BYTES_MAX =
+    1 << 16;                           // of text that may be calls: held until the answer ends
 constexpr int32_t CALL_DEPTH_MAX = 48; // of a call's JSON: less than a client may send back
 
 // ---- files ----------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ void make_format(BlockFormat* place, std::vector<std::string> tool_names,
                  std::string id_opening, std::string name_key, std::string arguments_key, bool bare,
                  bool eager, std::string thinking_opening, std::string thinking_closing,
                  bool omit_thinking, std::string_view begins_in,
-                 std::vector<std::pair<int32_t, std::string>> marker_tokens) {
+                 std::vector<std::pair<int32_t, std::string>> marker_tokens, bool lenient,
+                 bool several, std::vector<std::pair<std::string, std::string>> lenient_markers,
+                 std::vector<std::pair<std::string, std::string>> string_parameters) {
     BlockFormat format{std::move(tool_names),
                        std::move(openings),
                        std::move(closing),
@@ -51,7 +53,11 @@ void make_format(BlockFormat* place, std::vector<std::string> tool_names,
                        std::move(thinking_closing),
                        omit_thinking,
                        kind_named(begins_in),
-                       std::move(marker_tokens)};
+                       std::move(marker_tokens),
+                       lenient,
+                       several,
+                       std::move(lenient_markers),
+                       std::move(string_parameters)};
     if (check_format(format) == BlockStatus::bad_marker)
         throw nb::value_error("a marker is empty, too long, or of a kind that cannot be found");
     if (check_format(format) == BlockStatus::bad_name)
@@ -79,13 +85,16 @@ nb::bytes error_frame(std::string_view type, std::string_view message, std::stri
 
 void bind_blocks(nb::module_& m) {
     using Strings = std::vector<std::string>;
+    using Pairs = std::vector<std::pair<std::string, std::string>>;
     nb::class_<BlockFormat>(m, "BlockFormat")
         .def("__init__", &make_format, nb::kw_only(), "tool_names"_a = Strings(),
              "openings"_a = Strings(), "closing"_a = "", "name_end"_a = "", "id_opening"_a = "",
              "name_key"_a = "name", "arguments_key"_a = "arguments", "bare"_a = false,
              "eager"_a = false, "thinking_opening"_a = "", "thinking_closing"_a = "",
              "omit_thinking"_a = false, "begins_in"_a = "",
-             "marker_tokens"_a = std::vector<std::pair<int32_t, std::string>>());
+             "marker_tokens"_a = std::vector<std::pair<int32_t, std::string>>(),
+             "lenient"_a = false, "several"_a = true, "lenient_markers"_a = Pairs(),
+             "string_parameters"_a = Pairs());
     m.def("tool_id", &tool_id, "message_id"_a, "call"_a);
     m.def("ping_frame", &ping_frame);
     m.def("error_frame", &error_frame, "type"_a, "message"_a, "request_id"_a, "error_code"_a = "");

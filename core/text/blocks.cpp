@@ -27,6 +27,11 @@ bool is_marker(std::string_view text) {
            (text.empty() || (!is_space(text.front()) && !is_space(text.back())));
 }
 
+bool is_inside_character(char byte) {
+    constexpr uint8_t MASK = 0xC0, CONTINUATION = 0x80;
+    return (static_cast<uint8_t>(byte) & MASK) == CONTINUATION;
+}
+
 // Of the first `end` bytes, without white space at their end.
 size_t trimmed(std::string_view text, size_t end) {
     while (end > 0 && is_space(text[end - 1])) end--;
@@ -48,6 +53,9 @@ BlockStatus check_format(const BlockFormat& format) {
     for (const std::string* text : {&format.name_end, &format.id_opening})
         good &= text->empty() || !is_of_name(text->front());
     good &= format.name_end.empty() || !format.bare;
+    good &= format.lenient_markers.size() <= size_t{limits::LENIENT_MARKERS_MAX};
+    for (const auto& [opening, closing] : format.lenient_markers)
+        good &= is_marker(opening) && !opening.empty() && is_marker(closing);
     if (!good) return BlockStatus::bad_marker;
     auto is_name = [](const std::string& name) {
         return !name.empty() && name.size() <= size_t{limits::TOOL_NAME_BYTES_MAX} &&
@@ -59,6 +67,20 @@ BlockStatus check_format(const BlockFormat& format) {
     return good ? BlockStatus::ok : BlockStatus::bad_name;
 }
 
+void BlockSplitter::Line::feed(char byte) {
+    constexpr int32_t FENCE_TICKS = 3;
+    if (byte == '\n') {
+        is_blank = after_space = true;
+        ticks = 0;
+        return;
+    }
+    after_space = is_space(byte);
+    bool begins = byte == '`' && (is_blank || ticks > 0);
+    ticks = begins ? ticks + 1 : 0;
+    if (ticks == FENCE_TICKS) is_code = !is_code;
+    is_blank &= after_space;
+}
+
 void BlockSplitter::start(const BlockFormat* format) {
     CHECK(format != nullptr && check_format(*format) == BlockStatus::ok);
     format_ = format;
@@ -67,6 +89,10 @@ void BlockSplitter::start(const BlockFormat* format) {
     fresh_ = format->begins_in != BlockKind::text;
     after_marker_ = closing_due_ = in_list_ = bare_ = false;
     may_repeat_ = state_ == State::thinking;
+    line_ = {};
+    // What precedes a continued text is not known.
+    line_.is_blank = line_.after_space = fresh_;
+    lenient_.reset();
     pending_.clear();
     scan_ = 0;
 }
@@ -97,6 +123,8 @@ bool BlockSplitter::advance() {
         return in_arguments();
     case State::list:
         return in_list();
+    case State::lenient:
+        return in_lenient();
     }
     return false;
 }
@@ -131,8 +159,15 @@ std::span<const BlockPart> BlockSplitter::finish(bool cut) {
         break;
     case State::list:
         break;
+    case State::lenient:
+        if (lenient_->calls().empty())
+            show_text(pending_.size());
+        else
+            show_lenient();
+        break;
     }
     end_block();
+    lenient_.reset();
     format_ = nullptr;
     return take_parts();
 }
@@ -149,7 +184,9 @@ BlockSplitter::Match BlockSplitter::match(std::string_view marker, size_t at) co
 bool BlockSplitter::find_marker(Marker& marker, size_t& end) const {
     bool tools = !format_->tool_names.empty();
     size_t first = skip_space(scan_);
-    for (size_t at = first; at < pending_.size(); at++) {
+    Line line = line_;
+    for (size_t at = 0; at < first; at++) line.feed(pending_[at]);
+    for (size_t at = first; at < pending_.size(); line.feed(pending_[at++])) {
         bool begins = at == first && fresh_;
         if (tools && begins && format_->bare && pending_[at] == '{') {
             marker = {at, 0, Marker::Kind::bare};
@@ -171,6 +208,11 @@ bool BlockSplitter::find_marker(Marker& marker, size_t& end) const {
         if (marker.bytes > 0) return true;
         end = at;
         if (partial) return false;
+        if (tools && format_->lenient && !line.is_code && !is_space(pending_[at]) &&
+            CallReader::may_begin(*format_, pending_, at, line.is_blank, line.after_space)) {
+            marker = {at, 0, Marker::Kind::lenient};
+            return true;
+        }
     }
     end = pending_.size();
     return false;
@@ -200,6 +242,7 @@ bool BlockSplitter::in_text() {
 
 void BlockSplitter::take_marker(Marker marker) {
     CHECK(marker.at >= scan_ && marker.at + marker.bytes <= pending_.size());
+    bool after_space = marker.at > 0 ? is_space(pending_[marker.at - 1]) : line_.after_space;
     size_t text_end = trimmed(pending_, marker.at);
     show_text(text_end);
     // What was held back before the marker stays: if it opens no call, all of it is text.
@@ -207,6 +250,10 @@ void BlockSplitter::take_marker(Marker marker) {
     state_ = State::opened;
     bare_ = marker.kind == Marker::Kind::bare;
     begin_call();
+    if (marker.kind == Marker::Kind::lenient) {
+        state_ = State::lenient;
+        lenient_ = std::make_unique<CallReader>(*format_, after_space);
+    }
     if (marker.kind != Marker::Kind::thinking) return;
     CHECK_BECAUSE(open_ == BlockKind::none, "thinking precedes text");
     state_ = State::thinking;
@@ -242,6 +289,7 @@ bool BlockSplitter::in_thinking() {
         end_block();
         state_ = State::text;
         after_marker_ = true;
+        line_ = {};
         return true;
     }
     size_t text_end = trimmed(pending_, pending_.size());
@@ -410,6 +458,7 @@ void BlockSplitter::open_call() {
     show(BlockPart::Kind::call, format_->tool_names[static_cast<size_t>(name_)]);
     open_ = BlockKind::tool_use;
     shown_ = true;
+    line_ = {};
     drop(static_cast<size_t>(arguments_.begin));
 }
 
@@ -480,11 +529,38 @@ bool BlockSplitter::in_list() {
     return true;
 }
 
+// What may be calls in another spelling begins at scan_.
+bool BlockSplitter::in_lenient() {
+    std::string_view text = std::string_view(pending_).substr(scan_);
+    bool is_long = text.size() > size_t{limits::LENIENT_CALLS_BYTES_MAX};
+    if (is_long) text = text.substr(0, size_t{limits::LENIENT_CALLS_BYTES_MAX});
+    if (lenient_->read(text)) {
+        if (!is_long) return false;
+        size_t end = scan_ + text.size();
+        while (is_inside_character(pending_[end])) end--;
+        return give_up(end);
+    }
+    return give_up(scan_ + std::max(lenient_->at(), size_t{1}));
+}
+
+// The answer ends with calls in another spelling.
+void BlockSplitter::show_lenient() {
+    for (const CallReader::Call& call : lenient_->calls()) {
+        end_block();
+        show(BlockPart::Kind::call, format_->tool_names[static_cast<size_t>(call.name)]);
+        show(BlockPart::Kind::arguments, call.arguments);
+        open_ = BlockKind::tool_use;
+        if (!format_->several) break;
+    }
+    drop(pending_.size());
+}
+
 // No call: its first `at` bytes are text, and reading goes on behind them.
 bool BlockSplitter::give_up(size_t at) {
     CHECK(at <= pending_.size() && open_ != BlockKind::tool_use);
     state_ = State::text;
     in_list_ = closing_due_ = false;
+    lenient_.reset();
     size_t text_end = trimmed(pending_, at);
     show_text(text_end);
     scan_ = at - text_end;
@@ -506,6 +582,7 @@ void BlockSplitter::show_text(size_t bytes) {
         fresh_ = false;
         show(BlockPart::Kind::text, text);
     }
+    for (size_t at = 0; at < bytes; at++) line_.feed(pending_[at]);
     drop(bytes);
 }
 

@@ -14,11 +14,16 @@
 //     valid JSON; if it is cut before them, nothing is shown, as that is the beginning of a call
 //     and no text. Else a call is shown when it is whole, and a cut one is text again.
 //   - Thinking, and a call without any opening, begin only where no text of the answer precedes.
+//   - `lenient`: calls in other spellings that end the answer are calls too (call_reader.h). They
+//     begin outside of a fence of code, after white space; Python's and fences at a line's start.
+//     They are held until the answer ends, or until they cannot become calls: then the text that
+//     was read is text, and reading goes on behind it.
 //
 // defines: BlockKind, BlockFormat, BlockStatus, check_format, BlockPart, BlockSplitter
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +31,7 @@
 #include <vector>
 
 #include "../limits.h"
+#include "call_reader.h"
 #include "json_scan.h"
 
 namespace sublimate {
@@ -51,6 +57,12 @@ struct BlockFormat {
     BlockKind begins_in = BlockKind::none;
     // Tokens that yield no text of their own and are markers.
     std::vector<std::pair<int32_t, std::string>> marker_tokens;
+    // Calls in other spellings: opening and closing of each family; (tool, parameter) of those that
+    // a schema says are strings. Not `several`: such an answer has one call, its first.
+    bool lenient = false;
+    bool several = true;
+    std::vector<std::pair<std::string, std::string>> lenient_markers;
+    std::vector<std::pair<std::string, std::string>> string_parameters;
 };
 
 enum class BlockStatus : int32_t { ok = 0, bad_marker, bad_name };
@@ -82,11 +94,12 @@ public:
 
 private:
     // opened: behind an opening, before what it opens. list: between the calls of an array.
-    enum class State : uint8_t { text, thinking, opened, object, arguments, list };
+    // lenient: in what may be calls in another spelling.
+    enum class State : uint8_t { text, thinking, opened, object, arguments, list, lenient };
     enum class Member : uint8_t { other, name, arguments };
     enum class Match : uint8_t { none, partial, whole };
     struct Marker {
-        enum class Kind : uint8_t { opening, bare, thinking };
+        enum class Kind : uint8_t { opening, bare, thinking, lenient };
         size_t at = 0;
         size_t bytes = 0;
         Kind kind = Kind::opening;
@@ -94,6 +107,14 @@ private:
     struct Range {
         int64_t begin = 0;
         int64_t end = 0;
+    };
+    // Where on its line, and in which kind of line, the text stands.
+    struct Line {
+        bool is_blank = true;    // only white space so far
+        bool after_space = true; // or at the beginning
+        bool is_code = false;    // in a fence
+        int32_t ticks = 0;       // that the line begins with
+        void feed(char byte);
     };
 
     bool advance();
@@ -105,6 +126,7 @@ private:
     bool in_arguments();
     bool in_object();
     bool in_list();
+    bool in_lenient();
 
     Match match(std::string_view marker, size_t at) const;
     bool find_marker(Marker& marker, size_t& end) const;
@@ -122,6 +144,7 @@ private:
     void close_arguments();
     void show_call();
     bool end_call();
+    void show_lenient();
     bool break_off();
     bool give_up(size_t at);
 
@@ -141,6 +164,8 @@ private:
     bool closing_due_ = false;
     bool in_list_ = false;
     bool bare_ = false; // the call has no opening, so it has no closing
+    Line line_;         // before pending_
+    std::unique_ptr<CallReader> lenient_;
     std::string pending_;
     size_t scan_ = 0; // of pending_, what was looked at; in text and thinking white space only
     // Of the call that is read. Places are in pending_, and move when its beginning is shown.

@@ -5,10 +5,10 @@
 // Python twins with the same names are in tests/unit/text_reference.py and
 // tests/unit/block_reference.py.
 //
-// defines: BytePairs, Vocabulary, Utf8Assembler, JsonScanner, BlockSplitter, StopMatcher, Signer,
-// json_escape, EventWriter, SseWriter, FrameWriter, TextStream, EdgeClient, each in its own header,
-// in the order in which a token meets them (EdgeClient drives all of them from the rings; BytePairs
-// is of the prompt)
+// defines: BytePairs, Vocabulary, Utf8Assembler, JsonScanner, CallReader, BlockSplitter,
+// StopMatcher, Signer, json_escape, EventWriter, SseWriter, FrameWriter, TextStream, EdgeClient,
+// each in its own header, in the order in which a token meets them (EdgeClient drives all of them
+// from the rings; BytePairs is of the prompt)
 #pragma once
 
 #include "byte_pairs.h" // words of a prompt -> ids
@@ -18,6 +18,8 @@
 #include "utf8.h" // bytes -> whole code points
 
 #include "json_scan.h" // whether JSON is valid so far
+
+#include "call_reader.h" // calls in other spellings
 
 #include "blocks.h" // text, thinking, calls
 

@@ -396,13 +396,20 @@ class BlockFormat:
         omit_thinking: bool = False,
         begins_in: str = "",
         marker_tokens: Sequence[tuple[int, str]] = (),
+        lenient: bool = False,
+        several: bool = True,
+        lenient_markers: Sequence[tuple[str, str]] = (),
+        string_parameters: Sequence[tuple[str, str]] = (),
     ) -> None:
         """tool_names: those that a call may name; without any there are no calls. eager: a call is
         shown as its arguments come, which then have to be constrained to valid ones; else once it
         is whole. omit_thinking: its blocks have a signature and no text. begins_in: "text" for a
         prefill, "thinking" if the prompt has opened it. marker_tokens: control tokens that are
-        markers, as marker_tokens of sublimate.model.tool_formats gives them. Raises ValueError for
-        markers and names that could not be found."""
+        markers, as marker_tokens of sublimate.model.tool_formats gives them. lenient: calls in
+        other spellings that end the answer are calls too, if not `several` only the first; with
+        the opening and closing markers of other families (LENIENT_MARKERS there), and (tool,
+        parameter) of those that are strings. Raises ValueError for markers and names that could
+        not be found."""
 
 def tool_id(message_id: str, call: int) -> str:
     """Id of the call with this number, from 0, in a message."""

@@ -20,7 +20,25 @@ from tiny_model import tiny_model
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "n": [1, 2]}}\n</tool_call>'
 HUGE = '<tool_call>\n{"name": "weather", "arguments": {"n": 1e999}}\n</tool_call>'
-ANSWERS: dict[str, str | bytes] = {"zq call": "So:\n" + CALL + "\n" + CALL, "zq huge": HUGE}
+OBJECT = '{"name": "weather", "arguments": {"city": "Bern", "n": [1, 2]}}'
+# Neither is in the form that the model's template writes.
+OTHER_CALLS = {
+    "zq bare": f"So:\n{OBJECT}",
+    "zq fence": f"So:\n```json\n{OBJECT}\n```\n",
+    "zq python": 'So:\nweather(city="Bern", n=[1, 2])',
+    "zq list": f"So:\n[TOOL_CALLS][{OBJECT}]",
+}
+ALIKE = {
+    "zq word": f"So:\n```json\n{OBJECT}\n```\nis a call.",
+    "zq other": "So:\n" + OBJECT.replace("weather", "wind"),
+    "zq member": "So:\n" + OBJECT.replace("}}", '}, "result": 4}'),
+}
+ANSWERS: dict[str, str | bytes] = {
+    "zq call": "So:\n" + CALL + "\n" + CALL,
+    "zq huge": HUGE,
+    **OTHER_CALLS,
+    **ALIKE,
+}
 Turn = tuple[str, str]
 """(role, text)"""
 
@@ -278,6 +296,28 @@ def test_calls_are_the_same(server: Served, name: str, stream: bool) -> None:
     said = SURFACES[name](server, [("user", "zq call")], stream, True, 400)
     assert said.text == "So:" and not said.is_cut
     assert said.calls == [("weather", {"city": "Bern", "n": [1, 2]})] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("answer", OTHER_CALLS)
+def test_f62_a_call_in_another_form_is_a_call_on_every_surface(
+    server: Served, answer: str, name: str, stream: bool
+) -> None:
+    said = SURFACES[name](server, [("user", answer)], stream, True, 400)
+    assert said.text == "So:" and said.calls == [("weather", {"city": "Bern", "n": [1, 2]})]
+    untold = SURFACES[name](server, [("user", answer)], stream, False, 400)
+    assert untold.text == OTHER_CALLS[answer] and not untold.calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("answer", ALIKE)
+def test_f62_text_like_a_call_stays_text_on_every_surface(
+    server: Served, answer: str, name: str, stream: bool
+) -> None:
+    said = SURFACES[name](server, [("user", answer)], stream, True, 400)
+    assert said.text == ALIKE[answer] and not said.calls
 
 
 def attribution(run: int) -> str:

@@ -1,8 +1,9 @@
 """Slow twin of BlockSplitter (core/text/blocks.h): whole texts, searched and parsed each time anew.
 
-defines: Format, Block, split, fold, check_pieces
+defines: Format, Block, Lenient, split, check_pieces
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NUMBER_SO_FAR = re.compile(r"-?((0|[1-9][0-9]*)((\.[0-9]*)?((?<=[0-9])[eE][+-]?[0-9]*)?)?)?")
 NAME_RUN = re.compile(r"[A-Za-z0-9_.-]*")
 ID_RUN = re.compile(r"[A-Za-z0-9]*")
+WHOLE_ID = frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Format:
     thinking_closing: str = ""
     omit_thinking: bool = False
     begins_in: str = ""
+    lenient: bool = False
+    several: bool = True
+    lenient_markers: Sequence[tuple[str, str]] = ()
+    string_parameters: Sequence[tuple[str, str]] = ()
 
     def native(self, marker_tokens: Sequence[tuple[int, str]] = ()) -> _core.BlockFormat:
         return _core.BlockFormat(
@@ -43,7 +49,8 @@ class Format:
             arguments_key=self.arguments_key, bare=self.bare, eager=self.eager,
             thinking_opening=self.thinking_opening, thinking_closing=self.thinking_closing,
             omit_thinking=self.omit_thinking, begins_in=self.begins_in,
-            marker_tokens=marker_tokens,
+            marker_tokens=marker_tokens, lenient=self.lenient, several=self.several,
+            lenient_markers=self.lenient_markers, string_parameters=self.string_parameters,
         )  # fmt: skip
 
 
@@ -132,7 +139,8 @@ class Json:
         while end < len(self.text) and NUMBER_SO_FAR.fullmatch(self.text, at, end + 1):
             end += 1
         self.peek(end)
-        if end == at or not NUMBER.fullmatch(self.text, at, end):
+        # No digit follows a leading zero.
+        if not NUMBER.fullmatch(self.text, at, end) or self.text[end] in "0123456789":
             raise BadError(end)
         return end
 
@@ -161,8 +169,8 @@ class Json:
         shut = "}" if is_object else "]"
         self.stack.append(shut)
         at += 1
-        self.mark(at)
         at = self.white(at)
+        self.mark(at)
         if self.peek(at) != shut:
             while True:
                 if is_object:
@@ -173,6 +181,7 @@ class Json:
                 else:
                     at = self.value(at)
                 at = self.white(at)
+                self.mark(at)
                 if self.peek(at) == shut:
                     break
                 at = self.expect(at, ",")
@@ -239,6 +248,365 @@ class Call(Json):
         return end
 
 
+# ---- calls in other spellings -------------------------------------------------------------------
+
+HELD_MAX = _core.LIMITS["LENIENT_CALLS_BYTES_MAX"]
+TAG_STYLES = (
+    ("<function=", ">", "</function>", "<parameter=", ">", "</parameter>"),
+    ('<function name="', '">', "</function>", '<param name="', '">', "</param>"),
+    ('<invoke name="', '">', "</invoke>", '<parameter name="', '">', "</parameter>"),
+)
+WORDS = {"true": "true", "false": "false", "null": "null",
+         "True": "true", "False": "false", "None": "null"}  # fmt: skip
+WORD_RUN = re.compile(r"[A-Za-z0-9_]*")
+QUOTES = ('<|"|>', "<escape>")
+
+
+class Lenient:
+    """The grammar of core/text/call_reader.h, over the text from `at` on: `run` raises BadError,
+    where it is none, or CutError, and then `is_whole` says whether it is calls if it ends here."""
+
+    def __init__(self, text: str, at: int, form: Format, after_space: bool) -> None:
+        self.text, self.at, self.form = text, at, form
+        self.begin = -1 if after_space else at
+        """Where nothing but a marker may stand."""
+        self.calls: list[tuple[str, str]] = []
+        self.is_whole = False
+        self.depth = 0
+
+    def peek(self) -> str:
+        if self.at >= len(self.text):
+            raise CutError
+        return self.text[self.at]
+
+    def bad(self) -> BadError:
+        return BadError(self.at)
+
+    def space(self) -> None:
+        while self.peek() in WHITE:
+            self.at += 1
+
+    def choose(self, texts: Iterable[str]) -> str | None:
+        rest = self.text[self.at :]
+        if any(len(text) > len(rest) and text.startswith(rest) for text in texts):
+            raise CutError
+        found = max((text for text in texts if rest.startswith(text)), key=len, default=None)
+        self.at += len(found or "")
+        return found
+
+    def need(self, *texts: str) -> str:
+        found = self.choose(texts)
+        if found is None:
+            raise self.bad()
+        return found
+
+    def deeper(self, change: int) -> None:
+        if change > 0 and self.depth == DEPTH_MAX:
+            raise self.bad()
+        self.depth += change
+
+    def run(self) -> None:
+        while True:
+            self.is_whole = False
+            self.item(is_marked=False)
+            self.is_whole = True
+            self.separator()
+
+    def separator(self) -> None:
+        self.space()
+        if self.peek() in ",;":
+            self.is_whole = False
+            self.at += 1
+            self.space()
+
+    def item(self, is_marked: bool) -> None:
+        pairs = dict(reversed(self.form.lenient_markers))
+        styles = {style[0]: style for style in TAG_STYLES}
+        opening = self.choose([*pairs, *styles])
+        if opening in pairs:
+            self.marked(pairs[opening])
+        elif opening is not None:
+            self.tagged(styles[opening])
+        elif self.at == self.begin:
+            raise self.bad()
+        elif self.peek() == "{":
+            self.object()
+        elif self.peek() == "[":
+            self.list()
+        else:
+            self.named(is_marked)
+
+    def marked(self, closing: str) -> None:
+        self.deeper(+1)
+        while True:
+            self.space()
+            self.is_whole = False
+            self.item(is_marked=True)
+            if not closing:
+                break
+            self.is_whole = True
+            self.space()
+            if self.choose([closing]):
+                break
+            self.separator()
+        self.deeper(-1)
+
+    def object(self) -> None:
+        call: dict[str, str] = {}
+        self.members(call)
+        if set(call) != {"name", "arguments"}:
+            raise self.bad()
+        self.calls.append((call["name"], call["arguments"]))
+
+    def members(self, call: dict[str, str]) -> None:
+        self.deeper(+1)
+        is_inner = False
+        byte = ","
+        while byte == ",":
+            self.at += 1
+            self.space()
+            keys = ("name", "arguments", "parameters", "type", "id", "function")
+            key = self.need(*(f"{quote}{key}{quote}" for key in keys for quote in "\"'"))[1:-1]
+            self.space()
+            self.need(":")
+            self.space()
+            byte = self.peek()
+            if key in ("arguments", "parameters"):
+                if byte != "{" or "arguments" in call:
+                    raise self.bad()
+                call["arguments"] = self.literal(False)
+            elif key == "function" and byte == "{":
+                if "name" in call or is_inner:
+                    raise self.bad()
+                is_inner = True
+                byte = ","
+                continue
+            elif byte not in ("'", '"'):
+                raise self.bad()
+            elif key in ("name", "function"):
+                if "name" in call:
+                    raise self.bad()
+                self.at += 1
+                call["name"] = self.name()
+                self.need(byte)
+            else:
+                self.string()
+            self.space()
+            byte = self.peek()
+            if byte == "}" and is_inner:
+                is_inner = False
+                self.at += 1
+                self.space()
+                byte = self.peek()
+        if byte != "}":
+            raise self.bad()
+        self.at += 1
+        self.deeper(-1)
+
+    def list(self) -> None:
+        byte = ","
+        while byte == ",":
+            self.at += 1
+            self.space()
+            if self.peek() == "{":
+                self.object()
+            else:
+                self.named(is_marked=False)
+            self.space()
+            byte = self.peek()
+        self.need("]")
+
+    def named(self, is_marked: bool) -> None:
+        is_dialect = is_marked and self.choose(["call:"]) is not None
+        name = self.name()
+        byte = self.peek()
+        if is_dialect and byte == "{":
+            arguments = self.literal(True)
+        elif not is_dialect and byte == "(":
+            arguments = self.keywords()
+        elif is_marked and not is_dialect:
+            if self.choose(["[CALL_ID]"]):
+                begin = self.at
+                while self.peek() in WHOLE_ID and self.at - begin < NAME_MAX:
+                    self.at += 1
+            self.need("[ARGS]", "<\uff5ctool\u2581sep\uff5c>")
+            self.space()
+            if self.peek() != "{":
+                raise self.bad()
+            arguments = self.literal(False)
+        else:
+            raise self.bad()
+        self.calls.append((name, arguments))
+
+    def keywords(self) -> str:
+        self.at += 1
+        self.space()
+        members: list[str] = []
+        while self.peek() != ")":
+            key = self.word()
+            self.space()
+            self.need("=")
+            self.space()
+            members.append(f"{key}: {self.literal(False)}")
+            self.space()
+            if self.peek() == ")":
+                break
+            self.need(",")
+            self.space()
+        self.at += 1
+        return "{" + ", ".join(members) + "}"
+
+    def name(self) -> str:
+        begin = self.at
+        names = self.form.tool_names
+        while self.peek() and any(n.startswith(self.text[begin : self.at + 1]) for n in names):
+            self.at += 1
+        if self.text[begin : self.at] not in names:
+            raise self.bad()
+        return self.text[begin : self.at]
+
+    def tagged(self, style: tuple[str, ...]) -> None:
+        _, name_end, closing, parameter, key_end, parameter_end = style
+        name = self.name()
+        self.need(name_end)
+        self.space()
+        arguments = self.literal(False) if self.peek() == "{" else ""
+        members: list[str] = []
+        while True:
+            self.space()
+            if self.need(closing, *([] if arguments else [parameter])) == closing:
+                break
+            key = self.word()
+            self.need(key_end)
+            text = self.enclosed(parameter_end)
+            members.append(f"{key}: {self.typed(name, key[1:-1], text)}")
+        self.calls.append((name, arguments or "{" + ", ".join(members) + "}"))
+
+    def typed(self, name: str, key: str, text: str) -> str:
+        text = text.removeprefix("\n").removesuffix("\n")
+        reader = Json('{"":' + text + "}")
+        is_value = (name, key) not in self.form.string_parameters
+        try:
+            end = reader.white(reader.value(reader.white(4))) if is_value else -1
+        except (BadError, CutError):
+            end = -1
+        return text if end == len(reader.text) - 1 else written(text)
+
+    def literal(self, has_bare_keys: bool) -> str:
+        first = self.peek()
+        if first in "{[":
+            return self.container(has_bare_keys)
+        if first in "\"'":
+            return self.string()
+        if first in "-0123456789":
+            return self.number()
+        if has_bare_keys and (quote := self.choose(QUOTES)):
+            return written(self.enclosed(quote))
+        return WORDS[self.need(*WORDS)]
+
+    def container(self, has_bare_keys: bool) -> str:
+        self.deeper(+1)
+        is_object = self.peek() == "{"
+        closer = "}" if is_object else "]"
+        self.at += 1
+        self.space()
+        parts: list[str] = []
+        while self.peek() != closer:
+            key = ""
+            if is_object:
+                if has_bare_keys and WORD_RUN.fullmatch(self.peek()):
+                    key = self.word()
+                elif self.peek() in "\"'":
+                    key = self.string()
+                else:
+                    raise self.bad()
+                self.space()
+                self.need(":")
+                self.space()
+                key += ": "
+            parts.append(key + self.literal(has_bare_keys))
+            self.space()
+            if self.peek() == closer:
+                break
+            self.need(",")
+            self.space()
+            if self.peek() == closer:
+                raise self.bad()
+        self.at += 1
+        self.deeper(-1)
+        return ("{" if is_object else "[") + ", ".join(parts) + closer
+
+    def word(self) -> str:
+        match = WORD_RUN.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        self.peek()
+        if not match[0]:
+            raise self.bad()
+        return f'"{match[0]}"'
+
+    def string(self) -> str:
+        quote = self.text[self.at]
+        self.at += 1
+        out = '"'
+        while (byte := self.peek()) != quote:
+            if byte < " ":
+                raise self.bad()
+            if byte == "\\":
+                out += self.escape()
+                continue
+            out += '\\"' if byte == '"' else byte
+            self.at += 1
+        self.at += 1
+        return out + '"'
+
+    def escape(self) -> str:
+        self.at += 1
+        byte = self.peek()
+        if byte == "u":
+            unit = self.code_unit()
+            if 0xDC00 <= unit < 0xE000:
+                raise self.bad()
+            out = f"\\u{self.text[self.at - 4 : self.at]}"
+            if not 0xD800 <= unit < 0xDC00:
+                return out
+            self.need("\\")
+            if self.peek() != "u" or not 0xDC00 <= self.code_unit() < 0xE000:
+                raise self.bad()
+            return out + f"\\u{self.text[self.at - 4 : self.at]}"
+        if byte not in "\"\\/bfnrt'":
+            raise self.bad()
+        self.at += 1
+        return "'" if byte == "'" else "\\" + byte
+
+    def code_unit(self) -> int:
+        self.at += 1
+        for _ in range(4):
+            if self.peek() not in "0123456789abcdefABCDEF":
+                raise self.bad()
+            self.at += 1
+        return int(self.text[self.at - 4 : self.at], 16)
+
+    def enclosed(self, closing: str) -> str:
+        begin = self.at
+        while not self.choose([closing]):
+            self.at += 1
+        return self.text[begin : self.at - len(closing)]
+
+    def number(self) -> str:
+        begin = self.at
+        while self.peek() in "0123456789+-.eE":
+            self.at += 1
+        if not NUMBER.fullmatch(self.text, begin, self.at):
+            raise self.bad()
+        return self.text[begin : self.at]
+
+
+def written(text: str) -> str:
+    """As core/text/json.cpp writes a string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 # ---- blocks -------------------------------------------------------------------------------------
 
 
@@ -252,6 +620,58 @@ class Splitter:
         """Everything before it is decided."""
         self.fresh = form.begins_in != "text"
         self.after_marker = False
+        self.base = 0
+        """Where the text behind the last marker begins."""
+        self.is_continued = not self.fresh
+        """What precedes the base is not known."""
+
+    def skip_to(self, at: int) -> None:
+        """What precedes was a marker, a call or thinking."""
+        self.at = self.base = at
+        self.is_continued = False
+
+    def may_be_lenient(self, at: int) -> bool:
+        """Calls in another spelling may begin here."""
+        form = self.form
+        if not form.lenient or not form.tool_names or self.text[at] in WHITE:
+            return False
+        before = "x" * self.is_continued + self.text[self.base : at]
+        lines = before.split("\n")
+        if sum(line.lstrip(WHITE).startswith("```") for line in lines) % 2:
+            return False
+        is_blank = not lines[-1].strip(WHITE)
+        rest = self.text[at:]
+        if rest[0] in "{[" and (not before or before[-1] in WHITE):
+            return True
+        openings = [o for o, _ in form.lenient_markers if o[0] != "`" or is_blank]
+        openings += [style[0] for style in TAG_STYLES]
+        if any(rest.startswith(text) or text.startswith(rest) for text in openings):
+            return True
+        return is_blank and any(name.startswith(rest[0]) for name in form.tool_names)
+
+    def lenient(self, place: int) -> int:
+        """Reads what may be calls in another spelling; as `calls`."""
+        held = self.text[place:].encode()[:HELD_MAX].decode(errors="ignore")
+        end = place + len(held)
+        before = "x" * self.is_continued + self.text[self.base : place]
+        after_space = not before or before[-1] in WHITE
+        reader = Lenient(self.text[:end], place, self.form, after_space)
+        try:
+            reader.run()
+        except BadError:
+            end = max(reader.at, place + 1)
+        except CutError:
+            if end == len(self.text):
+                if self.ended and reader.is_whole:
+                    self.end_block()
+                    calls = reader.calls if self.form.several else reader.calls[:1]
+                    self.blocks += [Block("tool_use", a, n, ended=True) for n, a in calls]
+                elif self.ended:
+                    self.add_text(self.text[self.at :])
+                self.at = end
+                return -1
+        self.show_until(end)
+        return end
 
     def partial(self, marker: str, at: int) -> bool:
         """The text ends within a marker that begins at `at`."""
@@ -301,6 +721,8 @@ class Splitter:
                 return at, kind, marker
             if any(self.partial(marker, at) for _, marker in candidates):
                 return at
+            if self.may_be_lenient(at):
+                return at, "lenient", ""
         return len(self.text)
 
     def run(self) -> list[Block]:
@@ -321,7 +743,10 @@ class Splitter:
                 self.thinking()
                 look = self.at
                 continue
-            look = self.calls(place + len(marker), kind == "bare")
+            if kind == "lenient":
+                look = self.lenient(place)
+            else:
+                look = self.calls(place + len(marker), kind == "bare")
             if look < 0:
                 break
         if self.ended:
@@ -347,7 +772,10 @@ class Splitter:
         if content:
             self.end_block()
             self.blocks.append(Block("thinking", content, ended=end >= 0))
-        self.at = end + len(closing) if end >= 0 else len(text)
+        if end >= 0:
+            self.skip_to(end + len(closing))
+        else:
+            self.at = len(text)
         self.after_marker = self.after_marker or end >= 0
 
     def calls(self, at: int, is_bare: bool) -> int:
@@ -380,7 +808,7 @@ class Splitter:
             comma = self.text[at : at + 1] == ","
             if comma or self.text[at : at + 1] == "]":
                 at += 1
-                self.at = at
+                self.skip_to(at)
             if at == len(self.text) and not comma and self.text[at - 1] != "]":
                 self.at = at
                 return -1
@@ -424,7 +852,7 @@ class Splitter:
         begin, arguments_end = call.arguments
         arguments = self.text[begin:arguments_end]
         self.blocks.append(Block("tool_use", arguments, call.name, ended=True))
-        self.at = end
+        self.skip_to(end)
         self.fresh = self.after_marker = True
 
     def closing(self, at: int) -> int:
@@ -435,7 +863,7 @@ class Splitter:
         while at < len(self.text) and self.text[at] in WHITE:
             at += 1
         if self.text.startswith(marker, at):
-            self.at = at + len(marker)
+            self.skip_to(at + len(marker))
             return self.at
         if at < len(self.text) and marker.startswith(self.text[at:]):
             self.at = len(self.text)  # cut within it: nothing to show
@@ -455,7 +883,7 @@ class Splitter:
         arguments = self.text[call.opened : place] + closers
         self.end_block()
         self.blocks.append(Block("tool_use", arguments, call.name, ended=True))
-        self.at = place
+        self.skip_to(place)
         self.fresh = self.after_marker = True
         return True
 

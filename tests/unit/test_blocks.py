@@ -15,7 +15,7 @@ from block_reference import Block, Format, check_pieces, split
 from grammar import check_stream
 from sublimate import _core
 from sublimate.model.thinking import is_own_signature, sign_thinking
-from sublimate.model.tool_formats import FORMATS, ToolCall, ToolFormat
+from sublimate.model.tool_formats import FORMATS, LENIENT_MARKERS, ToolCall, ToolFormat
 from test_text import Stream, run
 
 TOOLS = ("get", "put-file")
@@ -31,6 +31,14 @@ def of_family(family: ToolFormat, *, eager: bool = False, thinks: bool = True) -
 
 
 HERMES = of_family(FORMATS["hermes"])
+
+
+def lenient(form: Format, *, several: bool = True) -> Format:
+    return replace(form, lenient=True, several=several, lenient_markers=LENIENT_MARKERS,
+                   string_parameters=[("get", "s")])  # fmt: skip
+
+
+LENIENT = lenient(replace(HERMES, eager=True))
 
 # ---- strategies ---------------------------------------------------------------------------------
 
@@ -138,7 +146,104 @@ def streams(
     return form, tokens, sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
 
 
-BOTH = st.one_of(answers(), answers(), weird_answers())
+OBJECT = '{"name": "get", "arguments": {"a": "\u00e9", "b": [1, 2]}}'
+SPELLINGS = [
+    OBJECT,
+    OBJECT.replace("arguments", "parameters").replace('"', "'"),
+    json.dumps({"name": "get", "arguments": {"a": "\u00e9", "b": [1, 2]}}, indent=2),
+    '{"id": "1", "type": "function", "arguments": {"a": "\\u00e9", "b": [1, 2]}, "name": "get"}',
+    '{"type": "function", "function": {"name": "get", "parameters": {"a": "\u00e9", "b": [1,2]}}}',
+    '{"type": "function", "function": "get", "parameters": {"a": "\u00e9", "b": [1, 2]}}',
+    f"[{OBJECT}]",
+    *(f"```{lang}\n{OBJECT}\n```" for lang in ("json", "", "tool_call", "tool_code", "python")),
+    f"```json\n{OBJECT}",
+    "get(a='\u00e9', b=[1, 2])",
+    '[get(a="\u00e9", b=[1, 2])]',
+    "```python\nget( a = '\u00e9', b = [1,2] )\n```",
+    f"<|python_tag|>{OBJECT}",
+    f"<tools>\n{OBJECT}\n</tools>",
+    f"<function_call> {OBJECT} </function_call>",
+    f"[TOOL_CALLS][{OBJECT}]",
+    '[TOOL_CALLS]get[ARGS]{"a": "\u00e9", "b": [1, 2]}',
+    '[TOOL_CALLS]get[CALL_ID]a1b2[ARGS] {"a": "\u00e9", "b": [1, 2]}',
+    f"<|tool_call|>[{OBJECT}]<|/tool_call|>",
+    "<|tool_call_start|>[get(a='\u00e9', b=[1, 2])]<|tool_call_end|>",
+    '<|tool_call>call:get{a:<|"|>\u00e9<|"|>,b:[1,2]}<tool_call|>',
+    "<start_function_call>call:get{a:<escape>\u00e9<escape>,b:[1,2]}<end_function_call>",
+    "<|tool_calls_begin|><|tool_call_begin|>get<|tool_sep|>"
+    '{"a": "\u00e9", "b": [1, 2]}<|tool_call_end|><|tool_calls_end|>'.replace(
+        "|", "\uff5c"
+    ).replace("_", "\u2581"),
+    '<function=get>{"a": "\u00e9", "b": [1, 2]}</function>',
+    "<function=get>\n<parameter=a>\n\u00e9\n</parameter>\n"
+    "<parameter=b>[1, 2]</parameter></function>",
+    '<function name="get"><param name="a">\u00e9</param><param name="b">[1, 2]</param></function>',
+    '<invoke name="get"><parameter name="a">\u00e9</parameter>\n'
+    '<parameter name="b">[1, 2]</parameter></invoke>',
+]
+"""Of one call of `get`, in what models write instead of their family's form."""
+ALIKE = [
+    OBJECT.replace("get", "grab"),
+    OBJECT.replace("get", "gets"),
+    f"{OBJECT} is how.",
+    f"{OBJECT}, {OBJECT},",
+    f"`{OBJECT}`",
+    f"f({OBJECT})",
+    f"```json\n{OBJECT}\n```\nis how.",
+    f"```sh\n{OBJECT}\n```",
+    f"```sh\n{OBJECT}",
+    f"```json\n{OBJECT}\n{{}}\n```",
+    OBJECT.replace("}}", '}, "result": 1}'),
+    OBJECT.replace('"get"', '"get", "name": "get"'),
+    '{"name": "get"}',
+    '{"name": "get", "arguments": [1]}',
+    '{"name": "get", "arguments": "{}"}',
+    '{"name": 1, "arguments": {}}',
+    '{"result": ' + OBJECT + "}",
+    OBJECT[:-1],
+    OBJECT.replace("[1, 2]", "[1, 02]"),
+    OBJECT.replace("\u00e9", "\n"),
+    OBJECT.replace("\u00e9", "\\ud83d"),
+    "[]",
+    f'[{OBJECT}, {{"name": "x"}}]',
+    "[1, 2]",
+    "get('x')",
+    "get(a=b)",
+    "get(a=1",
+    "Call get(a=1)",
+    "get",
+    "getting on",
+    "<function=grab></function>",
+    "<function=get><parameter=a>1</function>",
+    "<tools></tools>",
+    "<function",
+    "[TOOL_CALLS]get{}",
+    "call:get{a:1}",
+]
+"""What is no call of an offered tool, or does not end there."""
+LENIENT_PIECES = st.sampled_from(
+    [*SPELLINGS, *ALIKE, "get(", "put-file(", "a=", "'", "```", "```json\n", "[", "{", '"name"',
+     "\n", "\n\n", " ", "So:", ")", "]", "}", "</function>", "<function=get>", "<parameter=s>",
+     "</parameter>", '<|"|>', "call:get{", "\\", '\\"', "\\'", "\\u00e9", "\\ud83d", "\\ude00",
+     *(marker for pair in LENIENT_MARKERS for marker in pair if marker)]
+)  # fmt: skip
+
+
+@st.composite
+def lenient_answers(draw: st.DrawFn) -> tuple[Format, str]:
+    """Calls in any spelling, text like them, and what is left of both when a byte changes."""
+    family = draw(st.sampled_from(list(FORMATS.values())))
+    form = lenient(of_family(family, eager=draw(st.booleans())), several=draw(st.booleans()))
+    form = replace(form, begins_in=draw(st.sampled_from(["", "", "text", "thinking"])))
+    pieces = st.one_of(LENIENT_PIECES, LENIENT_PIECES, calls_of(family), st.just("</think>"))
+    text = "".join(draw(st.lists(pieces, max_size=5)))
+    if text and draw(st.booleans()):
+        at = draw(st.integers(0, len(text) - 1))
+        text = text[:at] + draw(st.sampled_from(["", "x", '"', " ", "}", "\n"])) + text[at + 1 :]
+    return form, text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
+
+
+BOTH = st.one_of(answers(), answers(), weird_answers(), lenient_answers(), lenient_answers())
 
 
 def folded(form: Format, tokens: list[bytes], polls: list[int], mode: str, end: int) -> twin.Folded:
@@ -387,6 +492,85 @@ def test_a_call_that_the_model_was_not_held_to_breaks_off() -> None:
     assert blocks_of(text, form) == [("tool_use", "get", '{"a": 1}'), ("text", ', "b": oops}}')]
 
 
+@pytest.mark.parametrize("text", SPELLINGS)
+@pytest.mark.parametrize(
+    "before", ["", "Let me see.\n\n", "```sh\nls\n```\n", "<think>hm</think>\n"]
+)
+def test_f62_an_answer_that_ends_with_a_call_in_any_spelling_is_a_call(
+    text: str, before: str
+) -> None:
+    *others, (_, name, arguments) = blocks_of(before + text + "\n", LENIENT)
+    assert (name, json.loads(arguments)) == ("get", {"a": "\u00e9", "b": [1, 2]})
+    kind = "thinking" if before.startswith("<") else "text"
+    shown = before.strip().removeprefix("<think>").removesuffix("</think>")
+    assert others == ([(kind, shown)] if before else [])
+
+
+@pytest.mark.parametrize("text", ALIKE)
+@pytest.mark.parametrize("before", ["", "Let me see.\n\n"])
+def test_f62_text_that_looks_like_a_call_stays_text(text: str, before: str) -> None:
+    assert blocks_of(before + text, LENIENT) == [("text", before + text)]
+
+
+@pytest.mark.parametrize("text", [*SPELLINGS, f"{OBJECT}\nNo.", "```json\n{}\n```"])
+def test_f62_no_cut_of_an_answer_changes_its_blocks(text: str) -> None:
+    """In two tokens at every byte, and what either of them shows."""
+    data = f"So:\n{text}".encode()
+    wanted = split(data.decode(), LENIENT)
+    for cut in range(len(data) + 1):
+        tokens = [data[:cut], data[cut:]]
+        stream = Stream(tokens, form="blocks", blocks=LENIENT.native())
+        for count in (1, 2):
+            stream.push(stream.token(count - 1))
+            stream.poll()
+            so_far = text_reference.decode_so_far(b"".join(tokens[:count]))
+            assert check_pieces(stream.pieces).blocks == split(so_far, LENIENT, ended=False)
+        stream.push(stream.end(ring.STOP_TOKEN))
+        stream.poll()
+        assert check_pieces(stream.pieces).blocks == wanted
+        stream.close()
+
+
+def test_f62_text_is_held_only_while_it_may_be_a_call() -> None:
+    for text, shown in [
+        ('{"name": "ge', ""), ('{"name": "gr', '{"name": "gr'), ('{"na', ""), ('{"no', '{"no'),
+        ("ge", ""), ("gi", "gi"), ("a {", "a"), ("a{", "a{"), ("a get", "a get"),
+        ("```json\n{", ""), ("```sh", "```sh"), (f"{OBJECT} ", ""), (f"{OBJECT}.", f"{OBJECT}."),
+    ]:  # fmt: skip
+        stream = Stream([text.encode()], form="blocks", blocks=LENIENT.native())
+        stream.push(stream.token(0))
+        stream.poll()
+        assert "".join(piece[1] for piece in stream.pieces) == shown, text
+        stream.close()
+
+
+def test_f62_what_is_held_is_bounded() -> None:
+    limit = _core.LIMITS["LENIENT_CALLS_BYTES_MAX"]
+    call = OBJECT.replace("\u00e9", "\u00e9" * limit)
+    tokens = [call[at : at + 499].encode() for at in range(0, len(call), 499)]
+    stream = Stream(tokens, form="blocks", blocks=LENIENT.native())
+    run(stream, len(tokens), list(range(len(tokens))), ring.BUDGET)
+    assert check_pieces(stream.pieces).blocks == [Block("text", call, ended=True)]
+    assert split(call, LENIENT) == [Block("text", call, ended=True)]
+
+
+def test_f62_one_call_is_shown_where_several_are_not_wanted() -> None:
+    text = f"{OBJECT}\n```json\n[{OBJECT}]\n```\nput-file(); {OBJECT}"
+    calls = [name for _, name, _ in blocks_of(text, LENIENT)]
+    assert calls == ["get", "get", "put-file", "get"]
+    form = lenient(HERMES, several=False)
+    assert [name for _, name, _ in blocks_of(text, form)] == ["get"]
+
+
+def test_f62_values_without_quotes_have_the_types_of_the_schema() -> None:
+    text = (
+        "<function=get><parameter=s>2</parameter><parameter=n>2</parameter>"
+        '<parameter=t>2 or "3"\n</parameter><parameter=o>{}, 1</parameter></function>'
+    )
+    wanted = '{"s": "2", "n": 2, "t": "2 or \\"3\\"", "o": "{}, 1"}'
+    assert blocks_of(text, LENIENT) == [("tool_use", "get", wanted)]
+
+
 def test_arguments_leave_as_they_come() -> None:
     pieces = [
         '<tool_call>\n{"name": "get", "arguments": {',
@@ -469,7 +653,8 @@ def test_ids_of_calls_are_made_of_the_messages() -> None:
         {"openings": ["x"] * 9}, {"thinking_opening": "<think>"}, {"begins_in": "tool_use"},
         {"begins_in": "thinking"}, {"name_end": "a["}, {"name_end": "[", "bare": True},
         {"tool_names": [""]}, {"tool_names": ["a b"]}, {"tool_names": ["a" * 129]},
-        {"arguments_key": "name"}, {"closing": "\n"},
+        {"arguments_key": "name"}, {"closing": "\n"}, {"lenient_markers": [("", "x")]},
+        {"lenient_markers": [("x", "y")] * 33}, {"lenient_markers": [("x", "y ")]},
     ],
 )  # fmt: skip
 def test_a_format_that_could_not_be_read_is_refused(wrong: dict[str, object]) -> None:

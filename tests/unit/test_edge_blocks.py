@@ -24,7 +24,7 @@ MISTRAL = FORMATS["mistral-named"]
 
 
 def whole(mode: str, **settings: Any) -> Stream:
-    form = block_format(MISTRAL, THINK, SPECIAL, tool_names=["get"], **settings)
+    form = block_format(MISTRAL, THINK, SPECIAL, callable_tools=[Tool("get")], **settings)
     stream = Stream(TOKENS, form=mode, blocks=form)
     run(stream, len(TOKENS), [3], STOP_TOKEN)
     return stream
@@ -46,13 +46,15 @@ def test_pieces_fold_to_what_the_stream_says(eager: bool, omit: bool) -> None:
 def test_nothing_to_take_apart_needs_no_format() -> None:
     assert block_format(MISTRAL, None, SPECIAL) is None
     assert block_format(MISTRAL, THINK, SPECIAL) is not None
-    assert block_format(MISTRAL, None, {}, tool_names=["get"]) is not None
+    assert block_format(MISTRAL, None, {}, callable_tools=[Tool("get")]) is not None
 
 
 def test_a_continued_text_is_no_bare_call() -> None:
     call = FORMATS["llama3"].call_text(ToolCall("1", "get", "{}"))
     for begins_in, kinds in (("", ["tool_use"]), ("text", ["text"])):
-        form = block_format(FORMATS["llama3"], None, {}, tool_names=["get"], begins_in=begins_in)
+        form = block_format(
+            FORMATS["llama3"], None, {}, callable_tools=[Tool("get")], begins_in=begins_in
+        )
         stream = Stream([call.encode()], form="text", blocks=form)
         run(stream, 1, [], STOP_TOKEN)
         assert [block["type"] for block in fold_pieces(stream.pieces)] == kinds
@@ -92,7 +94,7 @@ def test_what_was_taken_apart_renders_as_the_model_wrote_it(
     answer = text + (family.text_separator if text and made else "")
     answer += family.calls_text(made) if made else ""
 
-    form = block_format(family, None, {}, tool_names=["get", "put"], eager=eager)
+    form = block_format(family, None, {}, callable_tools=tools, eager=eager)
     stream = Stream([answer.encode()], form="text", blocks=form)
     run(stream, 1, [], STOP_TOKEN)
     blocks: list[Any] = []

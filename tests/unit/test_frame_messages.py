@@ -15,6 +15,7 @@ import text_reference as twin
 from sublimate import _core
 from sublimate.edge.blocks import block_format
 from sublimate.edge.errors import TABLE, ApiError, envelope
+from sublimate.model.tool_formats import Tool
 from sublimate.v1 import frames_pb2 as v1
 from sublimate.wire.frames import (
     FRAME_BYTES_MAX,
@@ -76,7 +77,7 @@ def test_frames_say_what_server_sent_events_say(
 @pytest.mark.parametrize("eager", [False, True])
 def test_blocks_of_every_kind_are_the_same(eager: bool, omit: bool) -> None:
     form = block_format(
-        MISTRAL, THINK, SPECIAL, tool_names=["get"], eager=eager, omit_thinking=omit
+        MISTRAL, THINK, SPECIAL, callable_tools=[Tool("get")], eager=eager, omit_thinking=omit
     )
     streams = [Stream(BLOCK_TOKENS, form=mode, blocks=form) for mode in ("sse", "frames")]
     for stream in streams:

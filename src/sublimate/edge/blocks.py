@@ -17,7 +17,13 @@ import msgspec
 
 from .. import _core
 from ..model.thinking import ThinkingFormat
-from ..model.tool_formats import ToolFormat, marker_tokens
+from ..model.tool_formats import (
+    LENIENT_MARKERS,
+    Tool,
+    ToolFormat,
+    marker_tokens,
+    string_parameters,
+)
 
 Piece = tuple[str, str, str]
 """(kind, text, id) of StreamEvent.pieces."""
@@ -28,23 +34,27 @@ def block_format(
     thinking: ThinkingFormat | None,
     special: Mapping[str, int],
     *,
-    tool_names: Sequence[str] = (),
+    callable_tools: Sequence[Tool] = (),
     eager: bool = False,
+    lenient: bool = False,
+    several: bool = True,
     begins_in: str = "",
     omit_thinking: bool = False,
 ) -> _core.BlockFormat | None:
     """How the answer of one request is taken apart; None: it is one text.
 
-    `special` is Tokenizer.special. `tool_names`: those that may be called now. `eager`: the
-    grammar holds the model to valid arguments, so they go out as they come. `begins_in`: "text"
-    for a continued assistant turn, "thinking" if the rendered prompt has opened it. The thinking
-    of a model that has been told not to is taken apart all the same.
+    `special` is Tokenizer.special. `callable_tools`: those that may be called now. `eager`: the
+    grammar holds the model to valid arguments, so they go out as they come. `lenient`: the model
+    chooses between text and calls, so an answer that ends with calls in another spelling than
+    its family's has calls, or one if not `several`. `begins_in`: "text" for a continued assistant
+    turn, "thinking" if the rendered prompt has opened it. The thinking of a model that has been
+    told not to is taken apart all the same.
     """
-    if not tool_names and thinking is None:
+    if not callable_tools and thinking is None:
         return None
-    markers = (*(tools.markers if tool_names else ()), *(thinking.markers if thinking else ()))
+    markers = (*(tools.markers if callable_tools else ()), *(thinking.markers if thinking else ()))
     return _core.BlockFormat(
-        tool_names=tool_names,
+        tool_names=[tool.name for tool in callable_tools],
         openings=tools.openings,
         closing=tools.closing,
         name_end=tools.name_end,
@@ -58,6 +68,10 @@ def block_format(
         omit_thinking=omit_thinking,
         begins_in=begins_in,
         marker_tokens=list(marker_tokens(markers, special).items()),
+        lenient=lenient,
+        several=several,
+        lenient_markers=LENIENT_MARKERS if lenient else (),
+        string_parameters=string_parameters(callable_tools) if lenient else (),
     )
 
 

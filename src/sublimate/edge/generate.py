@@ -260,15 +260,18 @@ def _blocks(model: TextModel, prompt: Prompt) -> BlockFormat | None:
     generation = prompt.generation
     if generation.raw_prompt:
         return None
-    told = () if generation.tool_choice == "none" else generation.callable_tools
+    tools = () if generation.tool_choice == "none" else generation.callable_tools
+    tool_format = model.template.tool_format
     begins_in = "text" if is_continued(generation.turns) else ""
     thinking = generation.thinking
     return block_format(
-        model.template.tool_format,
+        tool_format,
         model.template.thinking_format,
         model.tokenizer.special,
-        tool_names=[tool.name for tool in told],
+        callable_tools=tools,
         eager=prompt.constraint is not None,
+        lenient=generation.tool_choice == "auto" and generation.answer_schema is None,
+        several=generation.parallel_tools and tool_format.parallel,
         begins_in="thinking" if prompt.begins_in_thinking else begins_in,
         omit_thinking=thinking is not None and not thinking.is_shown,
     )

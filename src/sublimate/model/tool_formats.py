@@ -7,20 +7,22 @@ They agree because all take it from here: `calls_text` is what the grammar allow
 path takes apart, and what a later turn shows the model again. (Mistral's templates up to v11 write
 an id into each call, which the model does not: there a turn's prefix ends behind its arguments.)
 
-A further family is one subclass in FORMATS. It has to write arguments as a JSON object; formats
-that do not (FunctionGemma's `key:<escape>value`, the XML of Qwen3-Coder) are not read, and a model
-of theirs gets the generic format. Sources: the chat templates of Qwen2.5 and Qwen3, Hermes 3,
-Llama 3.1 to 3.3, Mistral v3 to v13 (mistral-common), and Gemma's function calling guide.
+A further family is one subclass in FORMATS. It has to write arguments as a JSON object; a model
+whose template does not (FunctionGemma, Qwen3-Coder) gets the generic format. Whatever the format,
+an answer that ends with a call in another known spelling is read too: core/text/call_reader.h.
+Sources: the chat templates of Qwen2.5 and Qwen3, Hermes 3, Llama 3.1 to 3.3, Mistral v3 to v13
+(mistral-common), and Gemma's function calling guide.
 
 defines: TOOL_NAME, Tool, ToolCall, ToolResult, canonical_json, ToolFormat, Hermes, Llama3,
-         MistralArray, MistralNamed, Gemma, FORMATS, choose_tool_format, marker_tokens
+         MistralArray, MistralNamed, Gemma, FORMATS, LENIENT_MARKERS, choose_tool_format,
+         marker_tokens, string_parameters
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -287,6 +289,31 @@ FORMATS: dict[str, ToolFormat] = {
 """By name, in the order in which they are tried; the last takes every model."""
 
 
+DEEPSEEK = "<\uff5ctool\u2581{}\u2581{}\uff5c>"
+LENIENT_MARKERS: tuple[tuple[str, str], ...] = (
+    ("```json", "```"),
+    ("```python", "```"),
+    ("```tool_code", "```"),
+    ("```tool_call", "```"),
+    ("```", "```"),
+    ("<tool_call>", "</tool_call>"),
+    ("<tools>", "</tools>"),  # Qwen2.5-Coder, at times
+    ("<function_call>", "</function_call>"),
+    ("<|python_tag|>", ""),
+    ("[TOOL_CALLS]", ""),
+    ("<|tool_call|>", "<|/tool_call|>"),  # Phi-4-mini
+    ("<|tool_call_start|>", "<|tool_call_end|>"),  # LFM2
+    ("<|tool_call>", "<tool_call|>"),  # Gemma 4
+    ("<start_function_call>", "<end_function_call>"),  # FunctionGemma
+    (
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),  # DeepSeek
+    ("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"),
+)
+"""What stands around calls in other spellings, whatever the model's own format."""
+
+
 def choose_tool_format(template: str, special: Collection[str], named: str = "") -> ToolFormat:
     """The format of a model, from its chat template and the texts of its control tokens.
 
@@ -307,3 +334,19 @@ def marker_tokens(markers: Iterable[str], special: Mapping[str, int]) -> dict[in
     answer apart it has to say its marker.
     """
     return {special[text]: text for text in markers if text in special}
+
+
+def string_parameters(tools: Iterable[Tool]) -> list[tuple[str, str]]:
+    """(tool, parameter) of those that are nothing but strings. In formats that write values without
+    quotes, only the schema tells the string "2" from a number."""
+    found: list[tuple[str, str]] = []
+    for tool in tools:
+        properties: Any = tool.schema.get("properties")
+        for name, schema in _members(properties):
+            found += [(tool.name, name) for key, value in _members(schema)
+                      if (key, value) == ("type", "string")]  # fmt: skip
+    return found
+
+
+def _members(value: Any) -> Iterable[tuple[str, Any]]:
+    return cast("dict[str, Any]", value).items() if isinstance(value, dict) else ()
