@@ -23,6 +23,7 @@ constinit const Ops AVX2_OPS = {
     .matmul_prompt = matmul,
     .low_rank = low_rank,
     .rope = rope,
+    .hadamard = hadamard,
     .kv_append = kv_append,
     .attention = attention,
     .attention_prompt = attention,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "lanes.inl.h"
+#include "numbers.h"
 #include "tables.h"
 
 namespace sublimate::cpu {
@@ -122,6 +123,27 @@ void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32
             store_run(row + i, rotate(load_run(row + i, count), load_run(cos_sin + i, count)),
                       count);
         });
+    }
+}
+
+void hadamard(float* x, int32_t heads, int32_t head_dim) {
+    const float* end = x + int64_t{heads} * head_dim;
+    for (int32_t block = 0, left = 0; x < end; x += block) {
+        if (left == 0) left = head_dim;
+        for (block = 1; 2 * block <= left;) block *= 2;
+        left -= block;
+        for (int32_t half = 1; half < block; half *= 2) {
+            for (int32_t first = 0; first < block; first += 2 * half) {
+                for (int32_t i = first; i < first + half; ++i) {
+                    const float a = x[i];
+                    const float b = x[i + half];
+                    x[i] = a + b;
+                    x[i + half] = a - b;
+                }
+            }
+        }
+        const float scale = hadamard_scale(block);
+        for (int32_t i = 0; i < block; ++i) x[i] *= scale;
     }
 }
 

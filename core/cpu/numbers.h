@@ -4,8 +4,8 @@
 // Everything here has internal linkage on purpose. A header that objects of several instruction
 // sets include must not define a function that the linker could merge across them.
 //
-// defines: half_to_float, float_to_half, bf16_to_float, float_to_bf16, NON_LINEAR_VALUES,
-// TWICE_FP4_VALUES
+// defines: hadamard_scale, half_to_float, float_to_half, bf16_to_float, float_to_bf16,
+// NON_LINEAR_VALUES, TWICE_FP4_VALUES
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,14 @@ namespace sublimate::cpu {
 constexpr int8_t NON_LINEAR_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                           1,    13,   25,  38,  53,  69,  89,  113};
 constexpr int8_t TWICE_FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// 1 / sqrt(block) of a power of two.
+[[maybe_unused]] static inline float hadamard_scale(int32_t block) {
+    constexpr float SQRT_HALF = 0.70710678f;
+    float scale = block & 0x55555555 ? 1.0f : SQRT_HALF;
+    for (; block > 2; block /= 4) scale *= 0.5f;
+    return scale;
+}
 
 // IEEE 754 binary16, every value exact in binary32.
 [[maybe_unused]] static inline float half_to_float(uint16_t half) {

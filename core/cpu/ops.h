@@ -323,6 +323,12 @@ struct Ops {
     // Rotates adjacent pairs (2i, 2i+1) of `heads` heads in place; cos_sin: (rope_dim / 2) pairs
     // (cos, sin). even = fma(x0, cos, -(x1 * sin)), odd = fma(x1, cos, x0 * sin).
     void (*rope)(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32_t rope_dim);
+    // Multiplies each of `heads` heads by a Hadamard matrix, in place. A head falls into blocks of
+    // powers of two, the largest that fits first: in each (a, b) becomes (a + b, a - b) for
+    // neighbours at distance 1, 2, 4, ..., then x * (1 / sqrt(block)). It keeps scalar products and
+    // spreads what stands out in one channel over all of them: queries and keys of int8 pages are
+    // rotated so.
+    void (*hadamard)(float* x, int32_t heads, int32_t head_dim);
     // Writes one position's key and value (kv_heads * head_dim each) into its page lane; bf16
     // rounds to nearest, ties to even; int8 as quantise does.
     void (*kv_append)(const float* key, const float* value, const KvLayout& layout,

@@ -7,6 +7,7 @@
 #include "numbers.h"
 #include "tables.h"
 
+#include <bit>
 #include <cmath>
 
 namespace sublimate::cpu {
@@ -307,6 +308,25 @@ void rope(float* x, const float* cos_sin, int32_t heads, int32_t head_dim, int32
     }
 }
 
+void hadamard(float* x, int32_t heads, int32_t head_dim) {
+    for (int32_t head = 0; head < heads; ++head) {
+        float* row = x + int64_t{head} * head_dim;
+        for (int32_t done = 0, block = 0; done < head_dim; done += block) {
+            block = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(head_dim - done)));
+            for (int32_t half = 1; half < block; half *= 2) {
+                for (int32_t i = 0; i < block; ++i) {
+                    if ((i & half) != 0) continue;
+                    float* low = row + done + i;
+                    const float sum = low[0] + low[half];
+                    low[half] = low[0] - low[half];
+                    low[0] = sum;
+                }
+            }
+            for (int32_t i = 0; i < block; ++i) row[done + i] *= hadamard_scale(block);
+        }
+    }
+}
+
 template <class Element>
 void append(const float* key, const float* value, const KvLayout& layout, std::byte* pages,
             int32_t page, int32_t lane, Element (*convert)(float)) {
@@ -499,6 +519,7 @@ constinit const Ops REF_OPS = {
     .matmul_prompt = matmul,
     .low_rank = low_rank,
     .rope = rope,
+    .hadamard = hadamard,
     .kv_append = kv_append,
     .attention = attention,
     .attention_prompt = attention,

@@ -68,6 +68,8 @@ void CpuModel::rope_and_append(int32_t row, int32_t layer_index) const {
     // Query heads and key heads lie side by side.
     ops_->rope(query, cos_sin, config_.heads + config_.kv_heads, config_.head_dim,
                config_.rope.dimension);
+    if (kv_.layout.type == KvType::int8)
+        ops_->hadamard(query, config_.heads + config_.kv_heads, config_.head_dim);
     ops_->kv_append(key, value, kv_.layout, kv_.layer(layer_index),
                     row_pages_[static_cast<size_t>(row)],
                     step_->positions[row] % limits::PAGE_TOKENS);

@@ -104,6 +104,28 @@ void check_rope(Random& random, int32_t heads, int32_t head_dim, int32_t rope_di
     }
 }
 
+void check_hadamard(Random& random, int32_t heads, int32_t head_dim) {
+    const auto x = random.floats(heads * head_dim, -3.0f, 3.0f);
+    auto expected = x;
+    ops_for(Isa::ref).hadamard(expected.data(), heads, head_dim);
+    for (const Ops* ops : other_isas()) {
+        auto out = x;
+        ops->hadamard(out.data(), heads, head_dim);
+        compare_bits(std::string(ops->name) + " hadamard " + std::to_string(head_dim),
+                     expected.data(), out.data(), heads * head_dim);
+    }
+    // Twice is once back, and lengths stay.
+    double before = 0.0, after = 0.0;
+    for (size_t i = 0; i < x.size(); ++i) {
+        before += double(x[i]) * double(x[i]);
+        after += double(expected[i]) * double(expected[i]);
+    }
+    ops_for(Isa::ref).hadamard(expected.data(), heads, head_dim);
+    for (size_t i = 0; i < x.size(); ++i)
+        if (std::abs(expected[i] - x[i]) > 1e-5f) fail("hadamard is its own inverse");
+    if (std::abs(before - after) > 1e-5 * before) fail("hadamard keeps lengths");
+}
+
 void check_elementwise(Random& random, int32_t count) {
     auto gate = random.floats(count, -30.0f, 30.0f);
     const auto up = random.floats(count, -3.0f, 3.0f);
@@ -272,6 +294,7 @@ int main() {
     for (int32_t count : {3, 16, 31, 576}) check_to_bf16(random, count);
     for (int32_t dim : {16, 64, 80, 256}) check_rope(random, 3, dim, dim);
     check_rope(random, 2, 64, 22);
+    for (int32_t dim : {16, 48, 64, 80, 96, 128, 256}) check_hadamard(random, 3, dim);
     for (int32_t count : {1, 5, 16, 31, 576, 1536}) check_elementwise(random, count);
     for (int32_t count : {1, 2, 15, 16, 17, 63, 64, 65, 100, 129, 1000, 4099}) {
         for (int32_t round = 0; round < 8; ++round) check_sampler(random, count);

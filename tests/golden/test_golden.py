@@ -25,7 +25,7 @@ CASES: list[dict[str, Any]] = msgspec.json.decode(GOLDEN.read_bytes())["cases"]
 BARS = {
     "default": (0.5, 0.01, 0.03),
     "exact": (0.05, 0.001, 0.001),
-    "int8 pages": (0.5, 0.01, 0.06),
+    "int8 pages": (0.5, 0.002, 0.03),
 }
 KV_BYTES = 1 << 30
 
