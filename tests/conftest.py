@@ -2,13 +2,16 @@
 a run leaves (nothing), the programs that are built for it, and the report of recorded figures."""
 
 import fcntl
+import hashlib
 import os
 import re
 import subprocess
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from _pytest.runner import call_and_report
 from hypothesis import HealthCheck, settings
 
 import run_guard
@@ -28,16 +31,55 @@ ROOM, DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Waits for the room, outside of the test's time limit: that one starts further inside."""
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, bool, bool]:
+    """Waits for the room, outside of the test's time limit: that one starts further inside.
+
+    Whatever goes wrong around a test, such as a time limit that is reached while its report is
+    made, is a failure of that test alone: an error here would end the run without a report.
+    """
     if not hasattr(item.config, "workerinput"):  # this process is the only one
-        return (yield)
+        return (yield from _contained(item, nextitem))
     how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
     with ROOM.open() as room:
         with DOOR.open() as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(room, how)
+        return (yield from _contained(item, nextitem))
+
+
+def _contained(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, bool, bool]:
+    try:
         return (yield)
+    except pytest.exit.Exception:
+        raise
+    except (Exception, pytest.fail.Exception) as error:
+        call = pytest.CallInfo.from_call(partial(_raise, error), "call")
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+        call_and_report(item, "teardown", nextitem=nextitem)
+        return True
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that has ended its process is begun again in another one, with the rest of its file:
+    it fails there, so that the rest runs."""
+    if not hasattr(item.config, "workerinput"):
+        return
+    name = hashlib.sha256(item.nodeid.encode()).hexdigest()
+    of_worker: Path = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    folder = of_worker.parent / "begun"
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        pytest.fail("its process has ended in it", pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -215,17 +215,22 @@ def health_is_no_open_port(served: Served) -> None:
     assert served.client.get("/health").status_code == 200
 
 
+STREAMS, STREAMS_SECONDS = 200, 100.0
+
+
 @case("R065")
 def gauges_return_to_their_baseline(served: Served) -> None:
     del served
     with serve() as fresh:
-        socks = [fresh.connect() for _ in range(200)]
+        socks = [fresh.connect() for _ in range(STREAMS)]
         for sock in socks:
+            sock.settimeout(STREAMS_SECONDS)
             sock.sendall(http_post(body("say hello", stream=True)))
         for sock in socks:
             assert check_stream(read_reply(sock).body).text == "Hello there!"
             sock.close()
-        wait_until(lambda: fresh.call(lambda: fresh.server.metrics.connections) == 0)
+        metrics = fresh.server.metrics
+        wait_until(lambda: fresh.call(lambda: metrics.connections) == 0, STREAMS_SECONDS)
         assert fresh.call(lambda: len(fresh.server._tasks)) == 0
         assert fresh.call(lambda: fresh.server.metrics.answers()) == 0 and fresh.idle()
 
