@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import pytest
-from sublimate.edge.grpc.listener import GrpcListener
 
 from harness import Served, serve, wait_until
 from sublimate.cli.certificate import own_certificate
