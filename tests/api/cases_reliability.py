@@ -277,7 +277,7 @@ def a_template_is_known_by_its_hash(served: Served) -> None:
 def clients_bring_no_template(served: Served) -> None:
     loops = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}"
     refuse(served, "chat_template", chat_template=loops)
-    refuse(served, "chat_template_kwargs", chat_template_kwargs={"tools": loops})
+    refuse(served, "chat_template_kwargs.tools", chat_template_kwargs={"tools": loops})
 
 
 @case("R097")

@@ -9,16 +9,18 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..grammar.compiler import Grammars
-from ..model.borders import BorderFinder
 from ..model.conversation import ConversationTokenizer
 from ..model.source import metadata_of, name_of, weight_bytes
 from ..model.template import ChatTemplate, template_from_metadata
 from ..model.tokenizer import Tokenizer, tokenizer_from_metadata
 from .sampling import defaults_of
+
+if TYPE_CHECKING:
+    from ..model.borders import BorderFinder
 
 
 class TextModel:
@@ -48,7 +50,9 @@ class TextModel:
 
     @cached_property
     def borders(self) -> BorderFinder:
-        """Made for the first prompt that may be cut."""
+        """Made for the first prompt that may be cut, with numpy: a start need not wait for it."""
+        from ..model.borders import BorderFinder
+
         return BorderFinder(self.tokenizer.token_bytes, self.tokenizer.stop_tokens)
 
     def warm_up(self) -> None:
