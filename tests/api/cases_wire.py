@@ -24,6 +24,7 @@ from harness import Served, body, serve, wait_until
 from http3_client import Answer, Client
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
+from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 
@@ -32,7 +33,7 @@ RESETS, EMPTY_FRAMES = 20_000, 1_000_000
 STREAMS_AT_ONCE = 100
 LARGE_BYTES = 200_000
 MIB_OF_TINY_FRAMES = 96
-"""A window of 64 KiB in frames of one byte: what grpcio keeps for each is bounded by the window."""
+"""A message in frames of one byte: what is kept for each is bounded by the window."""
 STREAM_MESSAGE = "/sublimate.v1.Messages/StreamMessage"
 
 
@@ -126,7 +127,9 @@ def a_message_in_frames_of_one_byte(served: Served) -> None:
         connection.send(opened(1))
         sent = 0
         while sent < len(data):
-            room = 65_535 + min(granted(connection, 0), granted(connection, 1)) - sent
+            of_connection = 65_535 + granted(connection, 0)
+            of_stream = limits.HTTP2_STREAM_WINDOW_BYTES + granted(connection, 1)
+            room = min(of_connection, of_stream) - sent
             if room <= 0:
                 assert connection.read(5), "the window opens again"
                 continue

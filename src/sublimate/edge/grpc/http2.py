@@ -228,6 +228,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_full = False
         """The transport takes no more now."""
         self._full_since = 0.0
+        self._complete: list[_Stream] = []
+        """Their clients have said all; handed on at the end of this turn."""
         self._window, self._stream_window = WINDOW_BYTES, WINDOW_BYTES
         self._frame_bytes = limits.HTTP2_FRAME_BYTES_MAX
         self._room = limits.HTTP2_CONNECTION_WINDOW_BYTES
@@ -323,6 +325,7 @@ class Http2Connection(asyncio.Protocol):
             return
         try:
             is_done = self._read(end)
+            self._handle_complete()
         except ConnectionFault as fault:
             self._fail(fault.code, fault.reason)
             return
@@ -606,7 +609,15 @@ class Http2Connection(asyncio.Protocol):
         except ApiError as error:
             self._refuse(stream, error)
             return
-        self._application.handle(exchange)
+        self._complete.append(stream)
+
+    def _handle_complete(self) -> None:
+        """Hand on the requests that are complete and were not reset by a frame behind them: one
+        that comes with its reset reaches no engine."""
+        complete, self._complete = self._complete, []
+        for stream in complete:
+            if stream.number in self._streams:
+                self._application.handle(stream.exchange)
 
     def _refuse(self, stream: _Stream, error: ApiError) -> None:
         """Answer before the request is complete; the rest of it is not wanted."""
@@ -723,6 +734,7 @@ class Http2Connection(asyncio.Protocol):
         for stream in list(self._streams.values()):
             self._gone(stream)
         self._received.clear()
+        self._complete.clear()
         self._ready.clear()
 
     def _fail(self, code: int, reason: str) -> None:
