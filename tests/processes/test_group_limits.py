@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import Server
+from servers import Server, wait_until
 
 from sublimate import _core
 
@@ -27,6 +27,15 @@ def read(path: str) -> str:
         return ""
 
 
+def removed(folder: Path) -> bool:
+    """Whether it could be: a process that has ended is in its group for a moment longer."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """An inner group without a limit, below one that has it."""
@@ -42,8 +51,8 @@ def group() -> Iterator[Path]:
     try:
         yield inner
     finally:
-        inner.rmdir()
-        outer.rmdir()
+        for folder in (inner, outer):
+            wait_until(lambda folder=folder: removed(folder), 30)
 
 
 async def ask(client: httpx.AsyncClient, index: int) -> int:
