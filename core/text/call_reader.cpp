@@ -97,7 +97,7 @@ CallReader::CallReader(const BlockFormat& format, bool after_space)
 }
 
 bool CallReader::read(std::string_view text) {
-    CHECK_BECAUSE(!open_.empty(), "what is no call is read no further");
+    CHECK_BECAUSE(!open_.empty(), "the reader has already decided that this is not a call");
     // What waits goes on when there is another byte.
     waits_ = waits_ && text.size() == text_.size();
     text_ = text;
@@ -484,7 +484,7 @@ CallReader::Task CallReader::escape(std::string& out) {
         if (!co_await code_unit(out) || (unit_ >= LOW_SURROGATES && unit_ < SURROGATES_END))
             co_return false;
         if (unit_ < HIGH_SURROGATES || unit_ >= SURROGATES_END) co_return true;
-        // Half of a pair is no character.
+        // Half of a pair is not a character.
         if (co_await peek() != '\\') co_return false;
         at_++;
         if (co_await peek() != 'u' || !co_await code_unit(out)) co_return false;

@@ -203,7 +203,7 @@ void TextStream::finish(StopReason reason) {
     reason_ = reason == StopReason::end_turn && calls_ > 0 ? StopReason::tool_use : reason;
 }
 
-// Of an answer that was cut, the beginning of what would have ended the turn is no text.
+// The beginning of a turn end at which an answer was cut is not text.
 void TextStream::drop_turn_end() {
     if (!cut_) return;
     size_t held = std::min(matcher_.held_bytes(client_stops_), text_.size());

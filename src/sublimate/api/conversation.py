@@ -31,7 +31,7 @@ LOG = logging.getLogger("sublimate.edge")
 
 NO_RESULT = "(The result of this call is not part of the conversation.)"
 TEXT_KEY = "arguments"
-"""Has the arguments of an earlier call that are no object."""
+"""Holds the arguments of an earlier call that are not an object."""
 
 
 class Conversation:
@@ -71,12 +71,12 @@ class Conversation:
         given = _arguments(arguments)
         if not isinstance(given, dict):
             # It was said, and the conversation has to go on.
-            LOG.info("%s.arguments is no JSON object: the model reads it as text", path)
+            LOG.info("%s.arguments is not a JSON object: the model reads it as text", path)
             given = {TEXT_KEY: arguments}
         if self._results:
             self._settle()
         if identifier in self._calls:
-            raise field_error(f"{whole}.id", "two calls have this id")
+            raise field_error(f"{whole}.id", "two calls have this id; give each its own")
         self._add("assistant", ToolCall(identifier, name, canonical_json(given)))
         self._calls[identifier] = whole
 
@@ -94,7 +94,7 @@ class Conversation:
         """Of the whole conversation. Its last calls have their results, or the client has
         forgotten them."""
         for identifier in self.open_calls():
-            raise field_error(self._calls[identifier], "this call has no result behind it")
+            raise field_error(self._calls[identifier], "this call has no result; send it")
         self._settle()
         return tuple(stable(self._turns))
 
@@ -108,7 +108,7 @@ class Conversation:
         for identifier, path in self._calls.items():
             if identifier not in self._results:
                 # What comes behind it would be refused for ever.
-                LOG.info("%s has no result: the model reads that there is none", path)
+                LOG.info("%s has no result: the model reads that its result is missing", path)
                 self._results[identifier] = ToolResult(identifier, NO_RESULT)
         if self._calls:
             results = tuple(self._results[identifier] for identifier in self._calls)
@@ -117,7 +117,7 @@ class Conversation:
 
 
 def _arguments(text: str) -> Any:
-    """What the arguments of an earlier call say; their text if that is no JSON."""
+    """What the arguments of an earlier call say; their text if that is not JSON."""
     try:
         return msgspec.json.decode(decodable((text or "{}").encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -189,7 +189,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     path = "chat_template_kwargs"
     for name in given or ():
         if name in TEMPLATE_OWN:
-            raise field_error(f"{path}.{name}", "this variable is set by the server")
+            raise field_error(f"{path}.{name}", "the server sets this variable; leave it out")
     variables = {name: v for name, v in (given or {}).items() if name not in THINKING_SWITCHES}
     if len(msgspec.json.encode(variables)) > VARIABLES_BYTES_MAX:
         raise field_error(path, f"at most {VARIABLES_BYTES_MAX} bytes are taken")
@@ -219,7 +219,7 @@ EFFORTS = {
 }
 """Tokens of thinking; "none" is off."""
 SWITCHED_EFFORT = "high"
-"""Of a request that only says that the model may think."""
+"""The budget of a request that only allows the model to think."""
 
 
 def thinking_budget(path: str, effort: str | None, max_tokens: int) -> ThinkingBudget | None:

@@ -47,7 +47,7 @@ def lock_folder(folder: Path, wait_seconds: float = 0.0, signature: bytes = b"")
 
 
 def is_signed_by(folder: Path, signature: bytes) -> bool:
-    """Whether who has the lock of the folder, or had it last, has left this signature there."""
+    """Whether the present or last holder of the folder's lock left this signature there."""
     try:
         return bool(signature) and (folder / LOCK).read_bytes() == signature
     except OSError:

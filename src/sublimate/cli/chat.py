@@ -195,7 +195,7 @@ class Conversation:
     """A conversation with one server. `ask` prints each answer as it comes."""
 
     def __init__(self, url: str, key: str, options: dict[str, Any]) -> None:
-        """options: further members of the request; an empty system prompt is none."""
+        """options: further members of the request. An empty system prompt is left out."""
         self.url = url if "://" in url else f"http://{url}"
         self.system = str(options.get("system", ""))
         self.messages: list[dict[str, str]] = []
@@ -216,7 +216,7 @@ class Conversation:
             self.messages.pop()
 
     def retry(self) -> bool:
-        """Answer the last turn again. False: there is none. Raises PeerError."""
+        """Answer the last turn again. False if there is no turn. Raises PeerError."""
         if len(self.messages) < 2:
             return False
         self.messages.pop()

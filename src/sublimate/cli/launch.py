@@ -54,7 +54,7 @@ class Start(msgspec.Struct, frozen=True):
     """How an agent is started for a server."""
 
     flags: tuple[str, ...] = ()
-    """Before the words of the user."""
+    """Put before the user's own arguments."""
     variables: dict[str, str] = {}
     without: tuple[str, ...] = ()
     """Variables that would win over those."""
@@ -163,7 +163,7 @@ class Agent(msgspec.Struct, frozen=True):
 
     title: str
     package: str
-    """Of npm."""
+    """Its name in the npm registry."""
     start: Callable[[Peer, Model], Start]
 
 

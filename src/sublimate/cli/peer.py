@@ -84,8 +84,8 @@ class Peer:
 
     @cached_property
     def profile(self) -> str:
-        """The execution profile that the server wants to be named; empty: none, or nothing
-        answers, of which the next request tells."""
+        """The execution profile that requests must name; empty: none, or the server does not
+        answer, which the next request reports."""
         with contextlib.suppress(PeerError):
             status, body = self._exchange(WELL_KNOWN, None, LOOK_SECONDS, "")
             return required_profile(body) if status == OK_STATUS else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,16 +14,14 @@ from ..config import (
     Effective,
     cache_folder,
     data_folder,
-    default_config_path,
     format_size,
     keys_path,
     load_settings,
+    own_folders,
 )
 from ..errors import ConfigError, ExitCode, PeerError
 from . import options as flags
 from .output import print_plain, run_guarded
-
-OWN_NAME = "sublimate"
 
 
 def uninstall_command(
@@ -44,7 +41,7 @@ def uninstall_command(
 
 
 def uninstall(effective: Effective, is_dry_run: bool, is_sure: bool) -> ExitCode:
-    """Raises ConfigError while a server runs, and where nobody can be asked; PeerError where
+    """Raises ConfigError while a server runs or without a terminal to ask on, and PeerError if
     something cannot be deleted."""
     _refuse_beside_server(effective)
     own = [path for path in own_folders() if path.is_dir() or path.is_symlink()]
@@ -59,20 +56,13 @@ def uninstall(effective: Effective, is_dry_run: bool, is_sure: bool) -> ExitCode
         return ExitCode.OK
     if not is_sure:
         if not sys.stdin.isatty():
-            raise ConfigError("To delete these folders without being asked, add --yes.")
+            raise ConfigError("Standard input is not a terminal: add --yes to delete anyway.")
         if not typer.confirm("Delete these folders?"):
             return ExitCode.OK
     for path in own:
         _delete(path)
     print_plain("Deleted. Remove the program with `pip uninstall sublimate`, or its checkout.")
     return ExitCode.OK
-
-
-def own_folders() -> tuple[Path, ...]:
-    """The folders that nothing else writes to: models, data, settings and keys."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / OWN_NAME
-    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / OWN_NAME
-    return cache, data, default_config_path().parent
 
 
 def chosen_paths(effective: Effective) -> Iterator[Path]:

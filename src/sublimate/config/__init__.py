@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .edge import EdgeSettings
 from .engine import EngineSettings
-from .folders import cache_folder, data_folder, default_config_path, keys_path
+from .folders import cache_folder, data_folder, default_config_path, keys_path, own_folders
 from .models import ModelSettings
 from .section import (
     CONTEXT_TOKENS_MAX,
@@ -64,6 +64,7 @@ __all__ = [
     "format_size",
     "keys_path",
     "load_settings",
+    "own_folders",
     "parse_size",
 ]
 

@@ -1,6 +1,6 @@
 """Where files of the user are kept.
 
-defines: default_config_path, keys_path, data_folder, cache_folder
+defines: own_folders, default_config_path, keys_path, data_folder, cache_folder
 """
 
 from __future__ import annotations
@@ -17,10 +17,22 @@ DATA_FOLDERS = ("batches", "files", "tls")
 WAY_OUT = "Move it away, or name another data folder with --data-dir."
 
 
+def own_folders() -> tuple[Path, Path, Path]:
+    """The folders that nothing else writes to: caches, data, settings."""
+    return (
+        _user_folder("XDG_CACHE_HOME", "~/.cache"),
+        _user_folder("XDG_DATA_HOME", "~/.local/share"),
+        _user_folder("XDG_CONFIG_HOME", "~/.config"),
+    )
+
+
+def _user_folder(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable) or default).expanduser() / "sublimate"
+
+
 def default_config_path() -> Path:
     """$XDG_CONFIG_HOME/sublimate/config.toml."""
-    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "sublimate" / "config.toml"
+    return own_folders()[2] / "config.toml"
 
 
 def keys_path(settings: Settings) -> Path:
@@ -34,8 +46,7 @@ def data_folder(settings: EdgeSettings) -> Path:
     """Where the server keeps what outlives it: data_dir, else $XDG_DATA_HOME/sublimate."""
     if settings.data_dir:
         return Path(settings.data_dir).expanduser()
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "sublimate"
+    return own_folders()[1]
 
 
 def private_folder(folder: Path) -> None:
@@ -69,5 +80,4 @@ def cache_folder(settings: Settings) -> Path:
     """Where models are kept: cache_dir, else $XDG_CACHE_HOME/sublimate/models."""
     if settings.server.cache_dir:
         return Path(settings.server.cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sublimate" / "models"
+    return own_folders()[0] / "models"

@@ -172,7 +172,7 @@ class EdgeServer:
     async def listen_grpc(self, address: str) -> None:
         """gRPC over HTTP/2 on host:port, with TLS where the server has a certificate. Raises
         ConfigError, ListenError."""
-        from .grpc.http2 import Http2Listener  # only who asks for it pays for its import
+        from .grpc.http2 import Http2Listener  # imported only if gRPC is on
 
         self._grpc = Http2Listener(self)
         files = self.settings.tls_certificate, self.settings.tls_key

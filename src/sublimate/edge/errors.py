@@ -264,8 +264,8 @@ TABLE: dict[str, ErrorKind] = {
     "item_not_found": ErrorKind(
         404,
         NOT_FOUND,
-        "{path}: there is no item {identifier} here. Items can be named as long as their response"
-        " is kept, which is in memory, if store is not false; else send the item itself.",
+        "{path}: there is no item {identifier} here. An item can be referred to while its response"
+        " is kept: in memory, unless `store` is false. Send the item itself instead.",
     ),
     "response_not_found": ErrorKind(
         404,
@@ -475,7 +475,7 @@ def field_error(path: str, reason: str) -> ApiError:
 
 
 VALUE_CHARACTERS_MAX = 64
-"""Of a value that an error repeats."""
+"""Length at which an error cuts a value that it repeats."""
 
 
 def unknown_value(path: str, value: str, known: Iterable[str], hint: str = "") -> ApiError:

@@ -115,7 +115,7 @@ class RelayedHead(msgspec.Struct, frozen=True, array_like=True):
     target: bytes
     fields: tuple[tuple[bytes, bytes], ...]
     base_url: str
-    """Of the connection that the request came on."""
+    """URL of the server as the request's connection reached it."""
     streams: bool | None
     """As Exchange's."""
     body_bytes: int | None

@@ -27,7 +27,7 @@ def too_large(most: HttpLimits) -> ApiError:
 
 
 def check_size(head: Head, most: HttpLimits) -> None:
-    """Before anything else looks at it. Raises ApiError."""
+    """Check the size before anything else reads the head. Raises ApiError."""
     if len(head) > most.header_fields_max:
         raise too_large(most)
     size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in head)
@@ -36,7 +36,7 @@ def check_size(head: Head, most: HttpLimits) -> None:
 
 
 def is_well_formed(head: Head) -> bool:
-    """By RFC 9113, 8.2 and 8.3; for HTTP/3 the library looks at it."""
+    """Whether the head satisfies RFC 9113, 8.2 and 8.3. For HTTP/3 the library checks it."""
     seen: set[bytes] = set()
     is_pseudo = True
     for name, value in head:
@@ -56,8 +56,8 @@ def is_well_formed(head: Head) -> bool:
 
 
 def request_of(head: Head) -> Request:
-    """Of a head whose size, names, values and pseudo fields are checked. Raises ApiError for one
-    that leaves a doubt."""
+    """The request of a head whose size, names, values and pseudo fields are checked. Raises
+    ApiError if it is ambiguous."""
     pseudo: dict[bytes, bytes] = {}
     fields: dict[bytes, bytes] = {}
     for name, value in head:
@@ -66,7 +66,7 @@ def request_of(head: Head) -> Request:
         elif name not in fields:
             fields[name] = value
         elif name in SINGLE_FIELDS:
-            raise ApiError("malformed_request")  # twice is a doubt, not a list
+            raise ApiError("malformed_request")  # two values are ambiguous, not a list
         else:
             fields[name] += (b"; " if name == b"cookie" else b", ") + value
     authority = pseudo.get(b":authority")

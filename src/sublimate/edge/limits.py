@@ -81,8 +81,8 @@ Dropped bytes cost a read each and no memory."""
 SEND_STALL_SECONDS = 60.0
 """From when on answers wait in our memory: their client takes them within this or is cut off."""
 PROBE_SECONDS = 0.25
-"""After a client has closed its sending side, and from then on so often: a byte is sent that means
-nothing, to learn whether it still reads. Most answers are complete before the first."""
+"""After a client has closed its sending side, a byte without meaning is sent this often to learn
+whether it still reads. Most answers are complete before the first."""
 PROBE_LOOKS = 4
 """Looks for the reset that such a byte may bring, in the same time."""
 CHUNK_OVERHEAD_BYTES_MIN = 100_000
@@ -103,7 +103,7 @@ GRPC_STREAMS_MAX = 256
 GRPC_CALLS_MAX = 4096
 """Calls at once on the port of gRPC; further ones are refused."""
 GRPC_INFLATED_BYTES_MAX = 4 * MIB
-"""Of a message that comes compressed: more would hold up the event loop."""
+"""Decompressed size of a message: more would hold up the event loop."""
 HTTP2_FRAME_BYTES_MAX = 16 * KIB
 """The protocol's own."""
 HTTP2_STREAM_WINDOW_BYTES = 256 * KIB
@@ -122,17 +122,18 @@ HTTP2_CONTROL_FRAMES_PER_DATA = 4
 """Frames that carry nothing: so many in so long, and some for each one of data that is sent, which
 clients answer by windows and pings."""
 HTTP2_USEFUL_BYTES_MIN = 64
-"""Of such a frame, unless it is the last: a window of one byte asks for one of each byte."""
+"""A frame of data earns those only from this size on, unless it is the last: a client with a window
+of one byte would earn them with each byte."""
 HTTP2_BODIES_BYTES_MAX = 64 * MIB
-"""Of all calls of one connection that are not whole: twice the largest."""
+"""Bytes of all incomplete calls of one connection: twice the largest call."""
 HTTP2_TURN_SECONDS = 0.004
 """Frames of all connections in a row before other work of the event loop gets its turn."""
 HTTP2_LINGER_SECONDS, HTTP2_LINGER_BYTES_MAX = 1.0, 1 * MIB
-"""After the end of a connection for what its client did: what still comes is read and dropped."""
+"""When a client's fault has ended its connection, what still comes is read and dropped."""
 HTTP2_TICK_IDLE_SECONDS = 10.0
 """How often a connection without a call is looked at."""
 HTTP2_WRITE_BUFFER_BYTES = 64 * KIB
-"""Of a connection, beyond its streams' own."""
+"""Write buffer of a connection, beyond its streams' own."""
 GRPC_PING_SECONDS = 60.0
 """A connection that is silent for so long is asked whether it lives, and ends without an answer."""
 GRPC_PING_ANSWER_SECONDS = 20.0
@@ -167,20 +168,20 @@ QUIC_GAPS_MAX = 256
 """Pieces between which bytes of a stream are missing. A full window of packets of which each second
 one is lost has 110."""
 QUIC_CRYPTO_BYTES_MAX = 16 * KIB
-"""Of a client's side of the handshake: a hello and a ticket have 3."""
+"""Bytes of a client's side of the handshake: a hello and a ticket have 3 KiB."""
 QUIC_FRAMES_BURST = 2048
 QUIC_FRAMES_PER_DATAGRAM = 32
 """Frames that one connection may send, on average and at once: clients have few in a datagram,
 while one of pings alone could have 1,400."""
 H3_FRAMES_MIN = 1000
 H3_FRAME_BYTES_MIN = 8
-"""From so many frames of HTTP/3 on, a connection's have so many bytes on average."""
+"""After this many HTTP/3 frames, those of a connection must average this many bytes."""
 H3_CONTROL_BYTES_MAX = 4 * KIB
-"""Of a frame on a control stream that waits for its end."""
+"""Bytes of an incomplete frame on a control stream."""
 QUIC_DATAGRAM_BYTES_MAX = 2 * KIB
 """What networks carry. A datagram of the largest size would be as much work as thirty."""
 QUIC_RESETS_PER_SECOND, QUIC_RESETS_PER_LABEL = 4096, 8
-"""Connections that are told in a second that they are not known here, and how often each."""
+"""Stateless resets sent in a second, in all and for each connection."""
 QUIC_HALF_OPEN_MAX = 64
 """Handshakes under way; beyond it a client has to show first that it has its address."""
 QUIC_TICKETS_MAX = 4096
@@ -232,7 +233,7 @@ largest size delays all streams by up to 0.6 s at a time, and by half a second i
 PREPARE_THREADS = 2
 """Of requests that are about to be submitted."""
 THREAD_STACK_BYTES = 64 * MIB
-"""Of address space, for each thread. The grammar library follows the references of a schema by
+"""Address space of each thread. The grammar library follows the references of a schema by
 recursion, and may need a quarter of this for as many schemas as one request may have."""
 ASIDE_THREADS = 2
 """Of work for which no stream waits: counting, tokenising, reading batches."""

@@ -267,7 +267,7 @@ def _text_model(start: channel.Start) -> tuple[TextModel, bool]:
 
 
 def _take_health(server: EdgeServer, health: channel.EdgeHealth) -> None:
-    """Of this edge, or of one that has another worker's sockets."""
+    """Log what the watchdog found of an edge; count it if that is of this worker."""
     if health.state == "tripped":
         LOG.error(
             "the event loop of worker %d's edge stands still; if it stays so, the edge is replaced",

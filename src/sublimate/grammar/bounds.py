@@ -33,9 +33,9 @@ class JsonBounds:
         self._in_string = False
         self._is_escaped = False
         self._part = ""
-        """Of the number that is being written; empty: none is."""
+        """The part of the number that is being written; empty outside of numbers."""
         self._digits = 0
-        """Of that part."""
+        """Digits of that part so far."""
 
     def feed(self, text: bytes) -> None:
         self._bytes += len(text)

@@ -23,19 +23,19 @@ class Target(msgspec.Struct, frozen=True):
 
     schema: Any
     place: str
-    """In dots, from the root."""
+    """Its path from the root, with dots."""
     base: str
     """Identifier that the references inside are relative to."""
 
 
 class References:
-    """Those of one document."""
+    """The references of one document."""
 
     def __init__(self, root: Mapping[str, Any], children: Children) -> None:
         self._resources: dict[str, Target] = {}
-        """By identifier, without a fragment."""
+        """Key: the identifier without its fragment."""
         self._anchors: dict[tuple[str, str], list[Target]] = {}
-        """By (identifier, name): all that have it."""
+        """(identifier, name) -> all schemas with that anchor."""
         self._children = children
         whole = Target(root, "", base_of(root, ""))
         self._resources[""] = self._resources[whole.base] = whole
@@ -68,7 +68,7 @@ class References:
             return None
         found = self._find(_joined(base, reference))
         if found is None and reference.startswith("#"):
-            return self._find(reference)  # many mean the whole document
+            return self._find(reference)  # authors often mean the whole document
         return found
 
     def _find(self, address: str) -> Target | None:
@@ -82,7 +82,7 @@ class References:
         return _at(resource, unquote(fragment)) or _at(resource, fragment)
 
     def find_dynamic(self, reference: Any, base: str) -> Target | None:
-        """The same of a `$dynamicRef`, if only one schema has its anchor."""
+        """What a `$dynamicRef` names, if only one schema has its anchor."""
         found = self.find(reference, base)
         name = unquote(str(reference).partition("#")[2])
         holders = [one for (_, held), several in self._anchors.items() if held == name
@@ -113,7 +113,7 @@ def _joined(base: str, reference: str) -> str:
 def _at(target: Target, pointer: str) -> Target | None:
     """What a JSON pointer (RFC 6901) names inside of a schema."""
     at, place, base = target.schema, target.place, target.base
-    # "#/" is the member "", and many mean the whole by it.
+    # By RFC 6901 "#/" is the member ""; authors mean the whole document by it.
     parts = [] if pointer in ("", "/") else pointer[1:].split("/")
     for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")

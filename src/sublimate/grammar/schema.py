@@ -598,7 +598,7 @@ def _target(root: Mapping[str, Any], reference: Any) -> Any:
 
 
 def _digits(step: float) -> int:
-    """Of a number without its point: 25 of 2.5."""
+    """The digits of a number without its point: 25 for 2.5."""
     whole = int(step) if float(step).is_integer() else step
     return int("".join(map(str, Decimal(str(whole)).as_tuple().digits)))
 
@@ -607,15 +607,15 @@ OBJECT = frozenset({"object"})
 
 
 class _Traits(msgspec.Struct, frozen=True):
-    """What tells the values of a schema from those of others."""
+    """What distinguishes the values of a schema from those of others."""
 
     kinds: frozenset[str]
     values: frozenset[str] | None
     """All that it allows; None: more than it lists."""
     required: dict[str, frozenset[str] | None]
-    """Of objects: members that all have -> their values."""
+    """Members that all objects have -> their values."""
     names: frozenset[str] | None
-    """Of objects: members that they may have; None: any."""
+    """Members that objects may have; None: any."""
 
     def differs(self, other: _Traits) -> bool:
         """No value is of both."""

@@ -26,7 +26,7 @@ STOP_REASONS = {
 }
 CUT = "max_tokens"
 SIGNATURE = "unsigned"
-"""Of thinking that another server has written: clients want some signature."""
+"""Signature of thinking that another server wrote: clients require some signature."""
 CALL_ID_BYTES = 12
 TOKENS_MAX = (1 << 31) - 1
 """What counts more than that does not count tokens."""

@@ -14,7 +14,7 @@ NS_PER_SECOND = 1_000_000_000
 
 
 class CoreWaits:
-    """Of certain threads of one process after another."""
+    """How long certain threads waited for a core, in one process after another."""
 
     def __init__(self, names: frozenset[str] = STEPPING, proc: Path = PROC) -> None:
         """names: of the threads that count; ALL_THREADS: every one does."""

@@ -1,5 +1,5 @@
-"""Watches an edge's event loop: in the supervisor by the answers to its pings, in an edge by what
-the supervisor has found of the edges of its worker."""
+"""Watches an edge's event loop: EdgeWatch in the supervisor judges the answers to its pings, and
+EdgeHealth in an edge holds the findings for metrics."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EdgeHealth:
 
     def __init__(self) -> None:
         self.delay_seconds = 0.0
-        """Of the last ping, from the supervisor to this loop."""
+        """How long the last ping took from the supervisor to this loop."""
         self.trips = self.restarts = 0
 
     def pinged(self, sent_seconds: float, now_seconds: float) -> None:
@@ -88,8 +88,8 @@ class EdgeHealth:
         delay.add_metric(values, self.delay_seconds)
         yield delay
         for name, text, count in (
-            ("trips", "Times that the edge's event loop stood still.", self.trips),
-            ("restarts", "Edges replaced as their event loop stood still.", self.restarts),
+            ("trips", "Times that the edge's event loop was blocked.", self.trips),
+            ("restarts", "Edges replaced because their event loop was blocked.", self.restarts),
         ):
             family = new_counter(f"{PREFIX}watchdog_{name}", text, labels=labels)
             family.add_metric(values, count)

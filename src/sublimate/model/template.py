@@ -43,7 +43,7 @@ OUTPUT_CHARACTERS_MAX = 1 << 26
 """Twice the largest request body."""
 SOURCE_CHARACTERS_MAX = 1 << 20
 REASON_CHARACTERS_MAX = 200
-"""Of why a template was refused, for operators."""
+"""Longest reason for a refused template."""
 
 ENDLESS = "The chat template of the model takes too many steps, or writes too much, for any prompt."
 

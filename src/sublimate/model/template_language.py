@@ -14,7 +14,7 @@ from json import dumps
 from typing import Any, cast
 
 INDENT_MAX = 8
-"""Of JSON: spaces for each level."""
+"""Largest `indent` of JSON, in spaces for each level."""
 WIDTH_MAX = 1 << 16
 """Characters to which a template may pad a text."""
 FUNCTION = "sublimate_call"

@@ -568,7 +568,7 @@ class Fleet:
         self._look_at_edge(edge, time.monotonic())
 
     def _look_at_edge(self, edge: EdgeMember, now: float) -> None:
-        """An edge whose loop does not turn serves nobody: another one takes its sockets."""
+        """Replace an edge whose event loop is blocked; the new one takes its sockets."""
         edge.look_at_seconds = now + edge.watch.look_seconds
         before = edge.watch.state
         state = edge.watch.look(now, edge.child.process_id)

@@ -219,7 +219,7 @@ class _Reader:
             self._calls = _Calls(path, len(self.turns) - 1, known | ids)
 
     def _ids(self, said: list[Block], path: str) -> dict[str, None]:
-        """Of the calls, in order. Raises ApiError."""
+        """The ids of the calls, in order. Raises ApiError."""
         known = self._calls.ids if self._calls is not None else {}
         ids: dict[str, None] = {}
         for block in said:

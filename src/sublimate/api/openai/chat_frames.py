@@ -58,9 +58,9 @@ class ChatDialect(Dialect):
         self._tail = b"}]" + usage + b"}\n\n"
         self._calls = -1
         self._custom = False
-        """The open call is one of a custom tool."""
+        """The open call is of a custom tool."""
         self._arguments: list[str] = []
-        """Of that call so far."""
+        """The pieces of that call's arguments so far."""
         self._scores: list[Score] = []
         """Of tokens without a chunk so far."""
 

@@ -23,7 +23,7 @@ FRAME_END, DATA = b"\n\n", b"data: {"
 
 
 class ChoiceExchange(InnerExchange):
-    """That of one answer."""
+    """The exchange of one answer."""
 
     __slots__ = ("_choices", "_place")
 
@@ -79,7 +79,7 @@ class ChoiceExchange(InnerExchange):
 
 
 class Choices:
-    """All of one request."""
+    """All answers to one request."""
 
     def __init__(self, outer: Exchange, prompts: Sequence[Prompt]) -> None:
         self.outer = outer
@@ -88,12 +88,12 @@ class Choices:
             place == 0 or prompt.ids is not prompts[place - 1].ids
             for place, prompt in enumerate(prompts)
         ]
-        """Of its prompt, whose tokens count once."""
+        """Whether each answer is the first to its prompt, whose tokens count once."""
         self._bodies: dict[int, Json] = {}
         self._open = len(prompts)
         self._head: Json = {}
         self._usage: Json = {}
-        outer.was_noted = True  # each answer is
+        outer.was_noted = True  # each answer notes itself
         outer.on_gone = self._cancel
 
     def _cancel(self) -> None:
@@ -156,7 +156,7 @@ class Choices:
 
     # ---- usage ---------------------------------------------------------------------------------
     def _count(self, place: int, usage: Json) -> None:
-        """Add one answer's; a prompt counts once for all its answers."""
+        """Add one answer's usage; a prompt counts once for all its answers."""
         if not self._is_first[place]:
             usage = {
                 **usage,
@@ -168,7 +168,7 @@ class Choices:
 
 
 def _sum(first: Json, second: Json) -> Json:
-    """Of two usages: numbers, and objects of numbers."""
+    """Add two usages, whose values are numbers and objects of numbers."""
     added: Json = {}
     for name, value in first.items():
         other = second[name]

@@ -77,7 +77,7 @@ def read_completion(server: EdgeServer, exchange: Exchange, body: bytes) -> Comp
     vocabulary = served.text.tokenizer.token_bytes
     prompts = read_prompts(request.prompt, len(vocabulary))
     if len(prompts) * count > CHOICES_MAX:
-        raise field_error("prompt", f"at most {CHOICES_MAX} answers are given to one request")
+        raise field_error("prompt", f"at most {CHOICES_MAX} answers in one request")
     sampling = checked_sampling(served, request, ("max_tokens", limit), request.stop, logprobs)
     generation = CompletionGeneration(
         model_name=served.name,

@@ -30,7 +30,7 @@ HOSTED_ITEMS = (
     *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_call"),
     *("mcp_approval_request", "mcp_approval_response", "program", "program_output"),
 )
-"""Items that tell of such tools: what came of them is in the messages behind."""
+"""Items of such tools. Their results are in the messages that follow."""
 
 
 class Inner(msgspec.Struct, omit_defaults=True):
@@ -65,7 +65,7 @@ class Offered(msgspec.Struct, frozen=True):
     type: str
     """What the client calls this kind of tool."""
     name: str
-    """As the client knows it, inside its namespace."""
+    """The client's name for it, without the namespace."""
     namespace: str
     schema_path: str
 
@@ -74,7 +74,7 @@ class ToolSet(msgspec.Struct):
     """Tools of one request."""
 
     offered: dict[str, Offered] = {}
-    """By the name that the model knows."""
+    """Key: the name that the model knows."""
     left_out: list[str] = []
     """Place and type of each that is not offered."""
 
@@ -98,7 +98,7 @@ class ToolSet(msgspec.Struct):
 def read_tools(
     params: Iterable[tuple[str, ToolParam]], tools_max: int, *, nested: bool = False
 ) -> ToolSet:
-    """From (path, entry). nested: as chat completions have them. Raises ApiError."""
+    """Read (path, entry) pairs. nested: in the shape of chat completions. Raises ApiError."""
     found: list[Offered] = []
     left_out: list[str] = []
     for path, param, namespace in _without_namespaces(params, nested):
@@ -135,7 +135,7 @@ def is_hosted(kind: str) -> bool:
 
 
 def is_offered(param: ToolParam) -> bool:
-    """Not one that the server would have to run."""
+    """Whether the server need not run it."""
     if param.type == "shell" and param.environment is not None:
         return param.environment.get("type") == "local"
     return not is_hosted(param.type)
@@ -162,7 +162,7 @@ def _function(path: str, param: ToolParam, namespace: str, nested: bool) -> Offe
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """By which the model knows a tool."""
+    """The name by which the model knows a tool."""
     joined = f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace else name
     return joined[-NAME_CHARACTERS_MAX:] if namespace else joined
 
@@ -221,7 +221,7 @@ KINDS = (*CHAT_KINDS, "namespace", *CLIENT_TOOLS)
 
 # ---- calls ---------------------------------------------------------------------------------------
 def call_members(offered: Offered | None, name: str) -> tuple[str, str, Json]:
-    """(Prefix of its id, type, members) of an item that tells of a call, without its arguments."""
+    """(Prefix of its id, type, members) of the item of a call, without its arguments."""
     if offered is None:
         return "fc", "function_call", {"name": name, "arguments": ""}
     known: Json = {"name": offered.name}
@@ -277,7 +277,7 @@ def _object_in(arguments: str) -> Json | None:
 
 
 class CallItem(msgspec.Struct):
-    """What an item that tells of a call has besides its type."""
+    """The members of a call's item besides its type."""
 
     type: str
     id: str | None = None

@@ -71,7 +71,7 @@ class MessageReader:
         return messages
 
     def _inflated(self, message: bytearray) -> bytes:
-        """Of a message that came compressed. Raises ApiError."""
+        """Decompress a message. Raises ApiError."""
         most = min(self._most, limits.GRPC_INFLATED_BYTES_MAX)
         inflater = zlib.decompressobj(ANY_HEADER_BITS)
         try:

@@ -14,7 +14,7 @@ from ..wire import Header
 
 Field = tuple[bytes, bytes]
 TABLE_BYTES = 4096
-"""Of fields that a peer may have us remember; the protocol's default."""
+"""Size of the table that a peer's fields may fill; the protocol's default."""
 ENTRY_OVERHEAD_BYTES = 32
 INTEGER_BYTES_MAX = 5
 EOS = 256
@@ -53,16 +53,16 @@ LENGTHS = (
 
 
 class HpackError(Exception):
-    """The block is none, and no later one of its connection can be read."""
+    """The block is malformed, and later blocks of its connection cannot be read."""
 
 
 class FloodError(Exception):
-    """More fields than anybody has who means well."""
+    """More fields than a well-behaved client sends."""
 
 
 def _transitions() -> tuple[list[tuple[int, int]], frozenset[int]]:
-    """Of the Huffman code, four bits at a time: by node and bits, the next node and the symbol that
-    ended, or -1; and the nodes in which a string may end, all bits since a symbol being one."""
+    """Tables of the Huffman code, four bits at a time: for node and bits the next node and the
+    completed symbol or -1; and the nodes in which a string may end (padding is all ones)."""
     children: list[list[int]] = [[0, 0]]
     code = length = 0
     for symbol in sorted(range(EOS + 1), key=lambda symbol: (int(LENGTHS[symbol], 36), symbol)):
@@ -104,7 +104,7 @@ def _unpacked(data: bytes) -> bytes:
             node, symbol = MOVES[node << 4 | bits]
             if symbol >= 0:
                 if symbol == EOS:
-                    raise HpackError("a string goes on behind its end")
+                    raise HpackError("a string contains the end-of-string symbol")
                 out.append(symbol)
     if node not in ENDS:
         raise HpackError("a string ends within a symbol")
@@ -112,7 +112,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """A number whose first byte has so many bits of it, and where it ends."""
+    """(Number, where it ends). `bits` of its first byte belong to it."""
     most = (1 << bits) - 1
     value = block[at] & most
     at += 1
@@ -132,13 +132,13 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     size, at = _integer(block, at, 7)
     end = at + size
     if end > len(block):
-        raise HpackError("a string ends behind its block")
+        raise HpackError("a string is longer than its block")
     data = block[at:end]
     return (_unpacked(data) if is_packed else data), end
 
 
 class HeadDecoder:
-    """Of one connection: each block changes the table for those after it."""
+    """Decodes one connection's blocks, each of which changes the table for the next."""
 
     def __init__(self, bytes_max: int, fields_max: int) -> None:
         self._bytes_max = bytes_max
@@ -149,12 +149,12 @@ class HeadDecoder:
         self._table_bytes_max = TABLE_BYTES
 
     def decode(self, block: bytes) -> list[Field] | None:
-        """None: it has more bytes or fields than may be, repeats counted. Raises HpackError, and
-        FloodError for one of which not even the table is worth it."""
+        """None: more bytes or fields than allowed, repeats counted. Raises HpackError, and
+        FloodError if there are so many that not even the table is maintained."""
         try:
             return self._decode(block)
         except IndexError:
-            raise HpackError("it ends within a field, or refers to none") from None
+            raise HpackError("it ends within a field") from None
 
     def _decode(self, block: bytes) -> list[Field] | None:
         head: list[Field] = []
@@ -173,7 +173,7 @@ class HeadDecoder:
             elif first & 0x20:
                 self._table_bytes_max, at = _integer(block, at, 5)
                 if self._table_bytes_max > TABLE_BYTES or count:
-                    raise HpackError("a size of the table that may not be")
+                    raise HpackError("a table size is too large, or does not begin its block")
                 self._evict()
                 continue
             else:
@@ -188,11 +188,11 @@ class HeadDecoder:
 
     def _field(self, index: int) -> Field:
         if not index:
-            raise HpackError("no field has the number 0")
+            raise HpackError("index 0 is not a field")
         if index <= len(STATIC):
             return STATIC[index - 1]
         if index - len(STATIC) > len(self._table):
-            raise HpackError("the table has no such field")
+            raise HpackError("the table does not have that field")
         return self._table[len(STATIC) - index]
 
     def _literal(self, block: bytes, at: int, bits: int) -> tuple[Field, int]:
@@ -219,7 +219,7 @@ class HeadDecoder:
 
 
 def _length(size: int) -> bytes:
-    """Of a string that is not packed."""
+    """The length prefix of a string that is not packed."""
     if size < 0x7F:
         return bytes((size,))
     out = bytearray((0x7F,))
@@ -232,7 +232,7 @@ def _length(size: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _name(name: str) -> bytes:
-    """The beginning of a literal that nobody is to remember."""
+    """The beginning of a literal that enters no table."""
     raw = name.encode("latin-1")
     return b"\0" + _length(len(raw)) + raw
 

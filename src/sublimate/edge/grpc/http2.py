@@ -53,7 +53,7 @@ WINDOW_BYTES = 65_535
 NUMBER_MAX = (1 << 31) - 1
 FRAME_SIZES = range(1 << 14, 1 << 24)
 FRAMES_PER_LOOK = 16
-"""At the clock."""
+"""Frames handled between two readings of the clock."""
 PRIORITY_BYTES = 5
 PING_BYTES = b"sublimat"
 
@@ -67,7 +67,7 @@ class ConnectionFault(Exception):  # noqa: N818 - the protocol's word is connect
 
 
 class Allowance:
-    """What a client may do so often within a window of time."""
+    """Limits how often a client may do something within a window of time."""
 
     def __init__(self, most: int, reason: str) -> None:
         self._most, self._reason = most, reason
@@ -161,7 +161,7 @@ class _Stream:
             return
         self.pending += pieces
         if len(self.pending) > self._connection.limits.unsent_bytes_max:
-            # Who reads too slowly would have to read all of it to learn why the call has ended.
+            # A slow reader would have to read all of it to learn why the call has ended.
             self.pending.clear()
         self.is_finishing, self.trailers = True, trailers
         self._connection.is_ready(self)
@@ -214,7 +214,7 @@ class Http2Connection(asyncio.Protocol):
         self._received = bytearray()
         self._has_preface = False
         self._block: tuple[int, int, bytearray] | None = None
-        """Of a head that is not whole: stream, flags and what there is of it."""
+        """A head that is not complete: stream, flags and the bytes so far."""
         self._continuations = 0
         self._waits_since = time.monotonic()
         """For the preface, or the rest of a head."""
@@ -234,7 +234,7 @@ class Http2Connection(asyncio.Protocol):
         self._frame_bytes = limits.HTTP2_FRAME_BYTES_MAX
         self._room = limits.HTTP2_CONNECTION_WINDOW_BYTES
         self._body_bytes = 0
-        """Of calls that are not whole."""
+        """Bytes of incomplete calls."""
         self._resets = Allowance(limits.HTTP2_RESETS_MAX, "too many streams are reset")
         self._control = Allowance(limits.HTTP2_CONTROL_FRAMES_MAX, "too many frames carry nothing")
         self._began = self._heard = self._idle_since = time.monotonic()
@@ -382,7 +382,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_frame(self, kind: int, flags: int, number: int, content: bytes) -> None:
         if self._block is not None and kind != CONTINUATION:
-            raise ConnectionFault(PROTOCOL_ERROR, "a head is interrupted")
+            raise ConnectionFault(PROTOCOL_ERROR, "only CONTINUATION may follow an incomplete head")
         if kind not in (DATA, HEADERS) or not content:
             self._control.spend()
         handler = self._handlers.get(kind)
@@ -391,11 +391,11 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_push(self, flags: int, number: int, content: bytes) -> None:
         del flags, number, content
-        raise ConnectionFault(PROTOCOL_ERROR, "clients do not push")
+        raise ConnectionFault(PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
 
     def _on_settings(self, flags: int, number: int, content: bytes) -> None:
         if number or len(content) % SETTING.size or (flags & ACK and content):
-            raise ConnectionFault(FRAME_SIZE_ERROR, "SETTINGS are cut wrong")
+            raise ConnectionFault(FRAME_SIZE_ERROR, "malformed SETTINGS")
         if flags & ACK:
             return
         self._control.spend(len(content) // SETTING.size)
@@ -409,13 +409,13 @@ class Http2Connection(asyncio.Protocol):
                 self._stream_window = value
             elif name == MAX_FRAME_SIZE:
                 if value not in FRAME_SIZES:
-                    raise ConnectionFault(PROTOCOL_ERROR, "a frame has no such size")
+                    raise ConnectionFault(PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
         self._frame(SETTINGS, ACK, 0)
         self._flush_soon()
 
     def _on_ping(self, flags: int, number: int, content: bytes) -> None:
         if number or len(content) != len(PING_BYTES):
-            raise ConnectionFault(FRAME_SIZE_ERROR, "a PING is cut wrong")
+            raise ConnectionFault(FRAME_SIZE_ERROR, "a malformed PING")
         if not flags & ACK:
             self._frame(PING, ACK, 0, content)
             self._flush_soon()
@@ -423,12 +423,12 @@ class Http2Connection(asyncio.Protocol):
     def _on_window(self, flags: int, number: int, content: bytes) -> None:
         del flags
         if len(content) != NUMBER.size:
-            raise ConnectionFault(FRAME_SIZE_ERROR, "a WINDOW_UPDATE is cut wrong")
+            raise ConnectionFault(FRAME_SIZE_ERROR, "a WINDOW_UPDATE has a wrong length")
         more = NUMBER.unpack(content)[0] & NUMBER_MAX
         if not number:
             self._window += more
             if not more or self._window > NUMBER_MAX:
-                raise ConnectionFault(FLOW_CONTROL_ERROR, "a window has no such size")
+                raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is out of range")
             for stream in self._streams.values():
                 if stream.pending:
                     self.is_ready(stream)
@@ -445,13 +445,13 @@ class Http2Connection(asyncio.Protocol):
 
     def _check_begun(self, number: int) -> None:
         if not number or number > self._last_number or number % 2 == 0:
-            raise ConnectionFault(PROTOCOL_ERROR, "a frame of no stream")
+            raise ConnectionFault(PROTOCOL_ERROR, "a frame names a stream that was not opened")
 
     def _on_reset(self, flags: int, number: int, content: bytes) -> None:
         del flags
         self._check_begun(number)
         if len(content) != NUMBER.size:
-            raise ConnectionFault(FRAME_SIZE_ERROR, "a RST_STREAM is cut wrong")
+            raise ConnectionFault(FRAME_SIZE_ERROR, "a RST_STREAM has a wrong length")
         self._resets.spend()
         stream = self._streams.get(number)
         if stream is not None:
@@ -460,7 +460,7 @@ class Http2Connection(asyncio.Protocol):
     # ---- heads ---------------------------------------------------------------------------------
     def _on_headers(self, flags: int, number: int, content: bytes) -> None:
         if number % 2 == 0:
-            raise ConnectionFault(PROTOCOL_ERROR, "no client opens such a stream")
+            raise ConnectionFault(PROTOCOL_ERROR, "a client's streams have odd numbers")
         content = _unpadded(flags, content)
         if flags & PRIORITIZED:
             content = content[PRIORITY_BYTES:]
@@ -469,7 +469,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_continuation(self, flags: int, number: int, content: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise ConnectionFault(PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise ConnectionFault(PROTOCOL_ERROR, "a CONTINUATION without a head before it")
         self._continuations += 1
         if self._continuations > limits.HTTP2_CONTINUATIONS_MAX:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "a head comes in too many frames")
@@ -719,7 +719,7 @@ class Http2Connection(asyncio.Protocol):
             self._flush_soon()
 
     def end_stream(self, stream: _Stream, code: int) -> None:
-        """From our side, at once."""
+        """Reset the stream."""
         self._frame(RST_STREAM, 0, stream.number, NUMBER.pack(code))
         self._flush_soon()
         self._gone(stream)

@@ -29,7 +29,7 @@ BODY_BYTES_MAX = 1 << 16
 REPEAT_SECONDS = 1.0
 REPEATS_KEPT_MAX = 256
 LIBRARIES = ("asyncio",)
-"""Loggers of others whose lines are written like ours."""
+"""Loggers of libraries, whose lines are written like the server's own."""
 
 
 class JsonFormatter(logging.Formatter):

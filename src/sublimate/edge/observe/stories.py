@@ -73,7 +73,7 @@ class Story(msgspec.Struct, kw_only=True, eq=False):
     """-1: it was never submitted."""
     generation: int = 0
     decision: Decision | None = None
-    """Of the policy, once the prompt was there."""
+    """The policy's decision, made when the prompt is known."""
     fallback_ns: int = 0
     """When it was given to the fallback."""
     engine: EngineTrace | None = None

@@ -87,7 +87,7 @@ class QuicListener:
         self._labels: dict[Http3Connection, set[bytes]] = {}
         self._half_open: set[Http3Connection] = set()
         self._resets: Counter[bytes] = Counter()
-        """Of labels that nobody has, how often each was told in this second."""
+        """Resets sent in this second, by the unknown label that caused them."""
         self._reset_second = 0
         self._ticker: asyncio.TimerHandle | None = None
         self._socket = sock

@@ -41,7 +41,7 @@ STATUS_MIN, STATUS_MAX = 100, 599
 
 
 class ExcessiveLoad(ProtocolError):  # noqa: N818 - named as the others of its base
-    """More than a client that means well ever sends."""
+    """More than a well-behaved client sends."""
 
     error_code = ErrorCode.H3_EXCESSIVE_LOAD
 

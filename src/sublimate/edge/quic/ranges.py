@@ -1,6 +1,6 @@
 # pyright: reportPrivateUsage=false
-"""Sets of ranges for the QUIC library, whose own is searched from its start: who chooses the order
-in which bytes arrive would make each of them cost a walk over all gaps before it."""
+"""Sets of ranges for the QUIC library, whose own is searched from its start: a client could order
+its bytes so that each of them costs a walk over all gaps before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TooManyGapsError(Exception):
 
 
 class Ranges(RangeSet):
-    """As the library's, searched by bisection."""
+    """The library's set of ranges, but searched by bisection."""
 
     def __init__(self, ranges_max: int = 0) -> None:
         """ranges_max: `add` raises TooManyGapsError beyond; 0: no bound."""
@@ -57,7 +57,7 @@ class Ranges(RangeSet):
 
 
 def bound(stream: QuicStream, gaps_max: int) -> QuicStream:
-    """The same stream with sets of ours; `gaps_max` of what is received."""
+    """Give a stream these sets, with at most `gaps_max` ranges received."""
     stream.receiver._ranges = Ranges(gaps_max)
     stream.sender._acked, stream.sender._pending = Ranges(), Ranges()
     return stream
