@@ -70,7 +70,7 @@ class Conversation:
             raise field_error(f"{path}.name", "expected 1 to 128 letters, digits, '_', '-' or '.'")
         given = _arguments(arguments)
         if not isinstance(given, dict):
-            # It was said, and the conversation has to go on.
+            # The model wrote it, and the conversation must be able to go on.
             LOG.info("%s.arguments is not a JSON object: the model reads it as text", path)
             given = {TEXT_KEY: arguments}
         if self._results:
@@ -91,8 +91,8 @@ class Conversation:
         return [identifier for identifier in self._calls if identifier not in self._results]
 
     def turns(self) -> tuple[Turn, ...]:
-        """Of the whole conversation. Its last calls have their results, or the client has
-        forgotten them."""
+        """The turns of the whole conversation. Raises ApiError if the last calls have no results:
+        the client has forgotten them."""
         for identifier in self.open_calls():
             raise field_error(self._calls[identifier], "this call has no result; send it")
         self._settle()
@@ -107,7 +107,7 @@ class Conversation:
         """The results of the last calls, in the order of the calls."""
         for identifier, path in self._calls.items():
             if identifier not in self._results:
-                # What comes behind it would be refused for ever.
+                # A 400 here would refuse every later request of the conversation.
                 LOG.info("%s has no result: the model reads that its result is missing", path)
                 self._results[identifier] = ToolResult(identifier, NO_RESULT)
         if self._calls:

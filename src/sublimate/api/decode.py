@@ -120,7 +120,7 @@ OTHERS_NOT_OFFERED = tuple(
 
 
 NEUTRAL: tuple[Any, ...] = (None, False, "", [])
-"""Ask for nothing, 0 among them."""
+"""Values that ask for nothing; False equals 0."""
 
 
 def check_absent(request: msgspec.Struct, names: Iterable[str]) -> None:

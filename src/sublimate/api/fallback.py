@@ -344,7 +344,7 @@ async def _blocks(reply: Reply) -> AsyncIterator[bytes]:
     """Of server-sent events, each without its empty line. Raises UpstreamError."""
     left = bytearray()
     async for piece in reply.pieces():
-        looked = max(0, len(left) - len(EVENT_END) + 1)  # no end begins before
+        looked = max(0, len(left) - len(EVENT_END) + 1)  # an end cannot begin earlier
         left += piece.replace(b"\r", b"")
         begin = 0
         while (end := left.find(EVENT_END, max(begin, looked))) >= 0:

@@ -121,6 +121,8 @@ def request_body(
 
 
 WELL_KNOWN = "/.well-known/sublimate"
+PROFILE_HEADER = "x-execution-profile"
+"""Names a request's profile, for a server whose contract is strict."""
 
 
 class _Profiles(msgspec.Struct):
@@ -147,7 +149,7 @@ def headers(api_key: str, profile: str = "") -> dict[str, str]:
     """Headers that satisfy both styles; profile: as of `required_profile`."""
     key = api_key or "none"
     return {
-        **({"x-execution-profile": profile} if profile else {}),
+        **({PROFILE_HEADER: profile} if profile else {}),
         "content-type": "application/json",
         "accept": "text/event-stream",
         "anthropic-version": "2023-06-01",

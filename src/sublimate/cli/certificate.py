@@ -44,14 +44,14 @@ def own_certificate(folder: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    """Another start that makes the pair is waited for. Raises OSError."""
+    """Waits for another start that is making the pair. Raises OSError."""
     with open(os.open(folder / "lock", os.O_CREAT | os.O_RDWR, PRIVATE_MODE), "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _is_fresh(certificate: Path, key: Path) -> bool:
-    """Also that they are of one pair: a start may have been killed between its two files."""
+    """Also checks that they match: a start may have been killed between its two files."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -75,7 +75,7 @@ def _make(certificate: Path, key: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    # Both whole before either is in place: a server that reads them meanwhile has the old pair.
+    # Write both before either is in place: a server that reads them meanwhile gets the old pair.
     made = [(certificate, _signed(private)), (key, secret)]
     parts = [path.with_suffix(".part") for path, _ in made]
     for part, (_, data) in zip(parts, made, strict=True):

@@ -249,7 +249,7 @@ class Conversation:
                 if delta.finished:
                     break
         except KeyboardInterrupt:
-            out.file.write(" ...")  # for the person; the model did not say it
+            out.file.write(" ...")  # shown to the user; not part of the answer
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"The connection ended: {type(error).__name__}.") from error
         finally:
@@ -267,7 +267,7 @@ def _profile_of(url: str) -> str:
         response = connection.getresponse()
         return required_profile(response.read()) if response.status == OK_STATUS else ""
     except (OSError, http.client.HTTPException):
-        return ""  # the first message says what is wrong
+        return ""  # the first message will report what is wrong
     finally:
         connection.close()
 

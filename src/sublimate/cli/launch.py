@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from ..bench.apis import PROFILE_HEADER
 from ..config import Effective
 from ..errors import ConfigError, ExitCode, PeerError
 from .chat import KEY_BYTES, own_server
@@ -33,11 +34,9 @@ CLAUDE, CODEX, OPENCODE = "claude", "codex", "opencode"
 NO_KEY = "none"
 """Agents want some key, also for a server that wants none."""
 PROVIDER = "sublimate"
-"""What agents that know several call this server."""
+"""The name of this server in agents that know several providers."""
 KEY_VARIABLE = "SUBLIMATE_AGENT_KEY"
 """Where Codex finds the key: its configuration names a variable."""
-PROFILE = "x-execution-profile"
-"""Header that names a profile, for a server whose contract is strict."""
 COMPACT_WINDOW_MIN = 100_000
 """Claude Code takes a smaller CLAUDE_CODE_AUTO_COMPACT_WINDOW as this, and warns. Without it the
 window is that of CLAUDE_CODE_MAX_CONTEXT_TOKENS."""
@@ -69,12 +68,13 @@ def environment(peer: Peer, model: Model) -> dict[str, str]:
     """Variables of Claude Code for this server, what it trusts among them."""
     context = str(model.max_input_tokens)
     names = ("OPUS", "SONNET", "HAIKU")
+    named = f"{PROFILE_HEADER}: {peer.profile}"
     fits = model.max_input_tokens >= COMPACT_WINDOW_MIN
     return {
         "ANTHROPIC_BASE_URL": peer.url,
         "ANTHROPIC_AUTH_TOKEN": peer.key or NO_KEY,
         **_trusted("NODE_EXTRA_CA_CERTS", peer),
-        **({"ANTHROPIC_CUSTOM_HEADERS": f"{PROFILE}: {peer.profile}"} if peer.profile else {}),
+        **({"ANTHROPIC_CUSTOM_HEADERS": named} if peer.profile else {}),
         "ANTHROPIC_MODEL": model.id,
         **{f"ANTHROPIC_DEFAULT_{name}_MODEL": model.id for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": model.id,
@@ -104,7 +104,7 @@ def _claude(peer: Peer, model: Model) -> Start:
 
 
 def _codex(peer: Peer, model: Model) -> Start:
-    """Codex takes settings as flags, over those of the user's file."""
+    """Codex takes settings as flags, which win over the user's file."""
     context = model.max_input_tokens
     provider = f"model_providers.{PROVIDER}"
     settings: dict[str, str | int | bool] = {
@@ -122,15 +122,15 @@ def _codex(peer: Peer, model: Model) -> Start:
         "analytics.enabled": False,
     }
     if peer.profile:
-        settings[f"{provider}.http_headers.{PROFILE}"] = peer.profile
-    # A JSON value is one of TOML, too.
+        settings[f"{provider}.http_headers.{PROFILE_HEADER}"] = peer.profile
+    # These JSON values are TOML values too.
     pairs = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in settings.items()]
     variables = {KEY_VARIABLE: peer.key or NO_KEY, **_trusted("CODEX_CA_CERTIFICATE", peer)}
     return Start(tuple(word for pair in pairs for word in ("-c", pair)), variables)
 
 
 def _opencode(peer: Peer, model: Model) -> Start:
-    """OpenCode reads a variable as one more file of settings."""
+    """OpenCode reads this variable like another settings file."""
     limits = {"context": model.max_input_tokens, "output": output_tokens(model)}
     provider = {
         "npm": "@ai-sdk/openai-compatible",  # part of the program
@@ -139,7 +139,7 @@ def _opencode(peer: Peer, model: Model) -> Start:
             "baseURL": f"{peer.url}/v1",
             "apiKey": peer.key or NO_KEY,
             "timeout": TIMEOUT_MILLISECONDS,
-            **({"headers": {PROFILE: peer.profile}} if peer.profile else {}),
+            **({"headers": {PROFILE_HEADER: peer.profile}} if peer.profile else {}),
         },
         "models": {model.id: {"name": model.id, "limit": limits, "tool_call": True}},
     }

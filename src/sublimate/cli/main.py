@@ -73,7 +73,7 @@ for called, group_app, group in (
 
 def main() -> None:
     """Entry of the command."""
-    if sys.argv[1:2] == ["help"]:  # as `git help` and others have it
+    if sys.argv[1:2] == ["help"]:  # like `git help`
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     if {"-h", "--help"} & set(sys.argv):
         fold_help()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ERROR_BYTES_MAX = 300
 PIPE_COLUMNS = 10_000
-"""A program that reads a table wants each row in one line."""
+"""Wide enough that a program gets each row of a table in one line."""
 
 
 @cache
@@ -37,7 +37,7 @@ def _console(*, is_error: bool) -> Console:
 
 
 def fold_help() -> None:
-    """Long words of the help go on in the next line. They would be cut at the column's end."""
+    """Wrap long words of the help, which would otherwise be cut at the end of the column."""
     from rich import columns
     from rich.table import Table
     from typer import rich_utils

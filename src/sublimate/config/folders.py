@@ -66,7 +66,7 @@ def private_folder(folder: Path) -> None:
 
 
 def check_data_folders(settings: EdgeSettings) -> None:
-    """Those that are there already. Raises ConfigError."""
+    """Check those that exist. Raises ConfigError."""
     for folder in (data_folder(settings) / name for name in DATA_FOLDERS):
         try:
             if os.path.lexists(folder):

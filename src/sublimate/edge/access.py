@@ -39,7 +39,7 @@ OPEN_PATHS = frozenset(
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_ORIGINS = ("http://localhost", "http://127.0.0.1", "http://[::1]")
 SECURE_LOOPBACK_ORIGINS = ("https://localhost", "https://127.0.0.1", "https://[::1]")
-"""Taken where they are named, with any port."""
+"""Allowed if named in the settings, with any port."""
 ALLOWED_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
     "x-api-key, authorization, anthropic-version, anthropic-beta, "

@@ -97,7 +97,7 @@ class EdgeServer:
         """What the kernel remembers of connections; nothing until the supervisor hands it on."""
         self.draining = self.leaving = False
         self.began_seconds = time.monotonic()
-        threading.stack_size(limits.THREAD_STACK_BYTES)  # of all threads that begin later
+        threading.stack_size(limits.THREAD_STACK_BYTES)  # applies to threads that start later
         self.workers = ThreadPoolExecutor(limits.PREPARE_THREADS, "prepare")
         self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
         """Of work that no request for an answer waits for."""

@@ -28,7 +28,7 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
-"""The second has proxies such as nginx pass each event on when it comes."""
+"""The second makes proxies such as nginx pass each event on at once."""
 REQUEST_ID_BYTES = 12
 
 RELAYED_LENGTH_BYTES = 4

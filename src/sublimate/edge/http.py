@@ -278,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
         self._admit(exchange, head.body_bytes != 0)
 
     def eof_received(self) -> bool:
-        """True: the transport stays open for what is owed."""
+        """True: the transport stays open for the remaining answers."""
         is_owed = self._current is not None or bool(self._waiting)
         if is_owed and not self.is_secure and not self.is_relayed and not self._lingering:
             self._is_half_closed = True

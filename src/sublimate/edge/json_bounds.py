@@ -16,7 +16,7 @@ STRUCTURE = re.compile(rb"[][{}:]")
 BYTE_ORDER_MARK, AS_SPACES = b"\xef\xbb\xbf", b"   "
 SURROGATE_BEGINNINGS = (b"\\ud", b"\\uD")
 NO_BACKSLASHES = b"\0\0"
-"""Stands for an escaped backslash, and is in no valid JSON."""
+"""Stands for an escaped backslash; valid JSON does not contain it."""
 HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, HIGH, LOW))
 REPLACEMENT = rb"\\ufffd"
@@ -28,7 +28,7 @@ READ_ALREADY = frozenset(
         "invalid character in unicode escape",
     )
 )
-"""The decoder names the byte behind that of these."""
+"""For these causes the decoder reports the byte after the wrong one."""
 WORD = re.compile(rb"[A-Za-z]+")
 NOT_NUMBERS = (b"NaN", b"Infinity")
 OPEN_ARRAY, OPEN_OBJECT, COLON, COMMA = b"[", b"{", b":", b","
@@ -46,7 +46,7 @@ def decodable(body: bytes) -> bytes:
 
 
 def syntax_error(error: Exception, body: bytes) -> ApiError:
-    """What a decoder of JSON has raised, as the client is told it."""
+    """The error for a client of what a JSON decoder has raised."""
     return ApiError("invalid_json", cause=syntax_cause(error, body))
 
 

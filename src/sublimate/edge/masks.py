@@ -133,7 +133,7 @@ class MaskKeeper:
             matcher=Matcher(constraint, thinking_tokens),
             slots_needed=2 if constraint.needs_triggers else 1,
         )
-        held.matcher.renews_at_once = False  # but on a thread
+        held.matcher.renews_at_once = False  # a thread does it instead
         if self._waiting or held.slots_needed > len(self._free_slots):
             self._waiting.append(held)
             return

@@ -33,7 +33,7 @@ VENDOR_PREFIX = "claude-"
 base URL alone, and one of them lists only ids that contain this word."""
 ALWAYS = ("default", "sublimate")
 LATEST = ":latest"
-"""A tag that some clients put behind each name; a server has one version of a model."""
+"""A tag that some clients append to each name; a server has one version of a model."""
 LISTED_MAX = 8
 """Names that the error for an unknown one repeats."""
 
@@ -64,7 +64,7 @@ class Models:
     event loop's thread only, but for `resolve` and `of`."""
 
     def __init__(self, served: Iterable[Served], loading: Loading, *, loads: bool = False) -> None:
-        """loads: they are loaded when they are asked for."""
+        """loads: models are loaded when a request names them."""
         self.all = tuple(served)
         if len({one.name for one in self.all}) != len(self.all) or not self.all:
             raise ValueError("a server has a model, and each a name of its own")

@@ -33,7 +33,7 @@ class Relief(Protocol):
         ...
 
     def is_open(self, exchange: Exchange) -> bool:
-        """Whether it would answer this request."""
+        """Whether the fallback would answer this request."""
         ...
 
     def weigh(self, exchange: Exchange) -> None:

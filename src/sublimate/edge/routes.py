@@ -29,7 +29,7 @@ DOUBLED_PREFIX = "/v1/v1"
 SURPLUS_PARTS_MAX = 4
 """Parts of a path that may stand before one that is known, for the advice to leave them out."""
 BASES = ("v1", "api")
-"""That the base URLs of clients end in, those of OpenAI and of Ollama."""
+"""Ends of the base URLs of OpenAI's and Ollama's clients."""
 
 
 class Routes:
@@ -139,7 +139,7 @@ class Routes:
         return None
 
     def _known(self, parts: list[str]) -> str | None:
-        """The path of the table, with names in braces."""
+        """The path as it stands in the table, with names in braces."""
         path = "/".join(["", *parts])
         if path in self.table:
             return path

@@ -21,7 +21,7 @@ INT32_MAX = (1 << 31) - 1
 UNLIMITED = INT32_MAX
 """max_tokens of a request that names none: as much as the context has room for."""
 NO_LIMIT = (None, -1, -2)
-"""How the APIs of other servers write that; -2 is Ollama's."""
+"""What clients of other servers send for that; -2 is Ollama's."""
 LOWEST_SEED = -(1 << (limits.SEED_BITS - 1))
 HIGHEST_SEED = 1 << limits.SEED_BITS
 FLOAT_STEP = 1e-6

@@ -167,7 +167,7 @@ class Served:
 
     @property
     def is_coming(self) -> bool:
-        """No engine serves it, and a request waits until one does."""
+        """Whether a request must wait because no engine serves the model yet."""
         return self.rests or (self.engines.is_first_awaited and not self.links)
 
     @property

@@ -374,7 +374,7 @@ class _Cache:
                 self._bytes -= self._held.popitem(last=False)[1][1]
 
     def remove(self, key: bytes, made: Any = None) -> None:
-        """What is kept of a key, if it is that."""
+        """Forget what is kept under a key. made: only if it is that value."""
         with self._lock:
             if key in self._held and (made is None or made is self._held[key][0]):
                 self._bytes -= self._held.pop(key)[1]

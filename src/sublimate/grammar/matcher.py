@@ -50,7 +50,7 @@ class Matcher:
         self._vocabulary = constraint.vocabulary
         self._index = 0
         self._phase: Phase | None = None
-        """That of the index. None: the turn ends."""
+        """The phase at the index; None: the turn ends."""
         self._active: LLMatcher | None = None
         """None: any text is allowed."""
         self.is_stale = False
@@ -59,7 +59,7 @@ class Matcher:
         self.renews_at_once = True
         """Otherwise `fill` leaves that to its next call."""
         self._bounds: JsonBounds | None = None
-        """Of the JSON of this phase; None: none has begun."""
+        """Bounds of the JSON of this phase; None until it begins."""
         self._is_watching = False
         self._forced: list[int] = []
         """The next tokens, whatever the model would say."""

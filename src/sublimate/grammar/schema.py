@@ -48,7 +48,7 @@ MULTIPLES_MAX = 2048
 may have to hold as many states for each place of a digit."""
 STEP_SMALL_MAX = 100
 MULTIPLE_MAX, LARGE_MULTIPLE_MAX = 10**15 - 1, 10**7 - 1
-"""Bounds of multiples that have none, for small and large steps."""
+"""Bounds given to multiples without bounds, for small and large steps."""
 CHOICES_MAX = 128
 """Options of one oneOf, each of which is compared to all others."""
 REFERENCES_MAX = 8
@@ -67,7 +67,7 @@ ANNOTATIONS = frozenset(
     "$comment title description default examples deprecated readOnly writeOnly x-guidance"
     " $id $anchor $dynamicAnchor $defs definitions".split()
 )
-"""Those that name schemas have done so before they are left out."""
+"""Names of schemas are resolved before these are left out."""
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 TEXTS = ("pattern", "format", "minLength", "maxLength")
 COUNTS = (
@@ -88,7 +88,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class MalformedSchemaError(Exception):
-    """What should be a schema is none."""
+    """What should be a schema is not one."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(place, reason)
@@ -284,7 +284,7 @@ class _Walk:
         """Place of a schema that references name -> its name among the definitions, which is safe
         for the library whatever the client calls it."""
         self._named: list[Target] = []
-        """In the order of these names."""
+        """The named schemas, in the order of their names."""
         self._nodes = 0
         self._values_left = ENUM_MAX
         self._multiples: set[int] = set()
@@ -305,11 +305,11 @@ class _Walk:
         return Enforceable(schema, tuple(dict.fromkeys(self.relaxations)))
 
     def root(self) -> dict[str, Any]:
-        """The whole, with all that references name as definitions of it."""
+        """The whole schema, with the targets of its references as definitions."""
         base = base_of(self._root, "")
         relaxed = cast(dict[str, Any], self.node(dict(self._root), "", base, 0))
         definitions: dict[str, Any] = {}
-        for index, target in enumerate(self._named):  # it grows on the way
+        for index, target in enumerate(self._named):  # the list grows in this loop
             node = self.node(target.schema, target.place, target.base, 1)
             definitions[DEFINITION.format(index)] = node
         return {**relaxed, "$defs": definitions} if definitions else relaxed
@@ -618,7 +618,7 @@ class _Traits(msgspec.Struct, frozen=True):
     """Members that objects may have; None: any."""
 
     def differs(self, other: _Traits) -> bool:
-        """No value is of both."""
+        """Whether no value belongs to both."""
         if not self.kinds & other.kinds or _are_apart(self.values, other.values):
             return True
         if self.kinds | other.kinds != OBJECT:

@@ -319,7 +319,7 @@ class ChatEvents:
         self._message = _message(message_id, model)
         self._has_begun = False
         self._index = 0
-        """Of the first of the open blocks."""
+        """Index of the first open block."""
         self._open: deque[_Block] = deque()
         self._calls: dict[Any, _Block] = {}
         self._stop_reason = "end_turn"

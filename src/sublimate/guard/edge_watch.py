@@ -13,12 +13,12 @@ from .watchdog import Signs, State, Watchdog
 EDGE_HUNG_SECONDS_MAX = 15.0
 """No turn of an event loop may take long, whereas a step of a large model may."""
 EDGE_HUNG_SECONDS_MIN = 5.0
-"""However small the limit of an engine is: a turn that loads a module is not a fault."""
+"""Also with a smaller limit for engines: a turn that loads a module is not a fault."""
 PREFIX = "sublimate_edge_"
 
 
 class EdgeWatch:
-    """One edge process after another in the same place. Takes time as an argument."""
+    """Watches successive edge processes of one worker. Callers pass the time."""
 
     def __init__(self, engine_hung_seconds: float) -> None:
         """engine_hung_seconds: the limit for engines; 0: nothing is killed."""

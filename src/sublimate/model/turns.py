@@ -86,8 +86,8 @@ def said(role: Role, text: str) -> Turn:
 
 
 ATTRIBUTION = re.compile(r"^[ \t]*x-anthropic-billing-header:.*\n?", re.I | re.M)
-"""A line that some clients put into their system prompt. It says who pays, which no model needs to
-know, and its hash changes from run to run."""
+"""A line for billing that some clients put into their system prompt. A model does not need it, and
+its hash changes from run to run."""
 COUNTDOWN = re.compile(
     r"^[ \t]*(?:"
     r"<(?P<tag>total_tokens|system_warning|budget:token_budget)>"

@@ -248,7 +248,7 @@ class Upload:
         if options.get(b"name") == b"expires_in_seconds":
             raise field_error("expires_in_seconds", "files are kept until they are deleted")
         if options.get(b"name") == b"purpose":
-            raise ApiError("batches_elsewhere")  # of OpenAI's files, which have it first
+            raise ApiError("batches_elsewhere")  # OpenAI's clients send `purpose` first
         if not self._is_file:
             return  # a field of other APIs' forms: without effect
         if self._incoming is not None:

@@ -84,7 +84,7 @@ NOT_OFFERED = (
     *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset"),
     *("advisor_", "computer_", "browser_"),
 )
-"""Beginnings of the types that the server would have to run, or whose pictures it cannot read."""
+"""Beginnings of the types that the server would have to run, or whose images it cannot read."""
 OTHER_SHAPE = (
     ". This is a tool as OpenAI's API has it: here `name`, `description` and `input_schema` stand"
     " in the tool itself"

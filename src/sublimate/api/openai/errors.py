@@ -42,7 +42,7 @@ def _place(error: ApiError, prompt_field: str) -> dict[str, Any]:
 
 
 class OpenAIErrors(ErrorShape):
-    """`prompt_field`: of the bodies of an API."""
+    """`prompt_field`: the field of the API that holds the prompt."""
 
     id_headers = ("request-id", "x-request-id")
 

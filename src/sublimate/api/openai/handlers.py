@@ -68,7 +68,7 @@ def no_compaction(server: EdgeServer, exchange: Exchange) -> None:
 
 
 def no_batches(server: EdgeServer, exchange: Exchange) -> None:
-    """Raises ApiError: OpenAI's are lines of a file with requests to several APIs."""
+    """Raises ApiError: an OpenAI batch is a file with requests to several APIs."""
     del server, exchange
     raise ApiError("batches_elsewhere")
 

@@ -52,7 +52,7 @@ class ResponsesDialect(Dialect):
         self._texts: list[str] = []
         """Of the open item so far."""
         self._is_ended = False
-        """The open item has ended; whether it is whole, what follows says."""
+        """The open item has ended; what follows shows whether it is complete."""
         self._delta = b""
         """Head of a delta of the open item."""
         self._scores: list[Score] = []
@@ -87,7 +87,7 @@ class ResponsesDialect(Dialect):
             opened = self._open_item(kind, item)
         self._texts.append(text)
         if kind == "arguments" and self._output[-1]["type"] != "function_call":
-            return opened  # this client waits for the whole of it
+            return opened  # clients wait for the complete call
         shown = b""
         if kind == "text":
             shown = b',"logprobs":' + ENCODE(self._take_scores())

@@ -112,7 +112,7 @@ class ResponsesRequest(SharedFields, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
-    # Of the other APIs.
+    # Fields of the other APIs.
     response_format: Any = None
     stop: Any = None
 

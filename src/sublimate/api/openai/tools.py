@@ -24,7 +24,7 @@ HOSTED_TOOLS = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
     *("tool_search", "programmatic_tool_calling"),
 )
-"""Beginnings of the types that the server would have to run, or whose pictures it cannot read."""
+"""Beginnings of the types that the server would have to run, or whose images it cannot read."""
 HOSTED_ITEMS = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_call"),

@@ -386,7 +386,7 @@ class Http2Connection(asyncio.Protocol):
         if kind not in (DATA, HEADERS) or not content:
             self._control.spend()
         handler = self._handlers.get(kind)
-        if handler is not None:  # of others the protocol says: they are ignored
+        if handler is not None:  # the protocol requires that others are ignored
             handler(flags, number, content)
 
     def _on_push(self, flags: int, number: int, content: bytes) -> None:
@@ -496,7 +496,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_head(self, number: int, head: list[tuple[bytes, bytes]] | None, is_end: bool) -> None:
         stream = self._streams.get(number)
-        if stream is not None:  # trailers, which say nothing here
+        if stream is not None:  # trailers, which are ignored
             if not is_end or stream.is_handled:
                 self._reset(number, STREAM_CLOSED if stream.is_handled else PROTOCOL_ERROR)
             else:

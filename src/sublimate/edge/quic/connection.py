@@ -141,7 +141,7 @@ class Http3Connection:
     def datagram_received(self, data: bytes, address: Any) -> None:
         """Anything at all may be in it. Answers go when all that has arrived is read."""
         if self.transport.is_closing:
-            return  # it is over, whatever its client had still sent
+            return  # it has ended; late data is dropped
         self._guarded(lambda: self.transport.receive_datagram(data, address, time.monotonic()))
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -305,7 +305,7 @@ class Http3Connection:
             self.transmit_soon()
 
     def _on_refused(self, part: Refused) -> None:
-        """The connection goes on. What is malformed gets no answer, for nothing says to whom."""
+        """The connection goes on. A malformed request gets no answer, only a reset."""
         stream = self._streams.get(part.stream_id)
         if stream is None:
             return

@@ -227,7 +227,7 @@ class QuicListener:
             self._resets[label] > limits.QUIC_RESETS_PER_LABEL
             or len(self._resets) > limits.QUIC_RESETS_PER_SECOND
         ):
-            return  # one of a flood that was on its way
+            return  # part of a flood
         noise = bytearray(os.urandom(size - RESET_TOKEN_BYTES))
         noise[0] = noise[0] & 0x3F | 0x40  # as any packet of a connection looks
         self.send(bytes(noise) + reset_token(self._reset_secret, label), address)

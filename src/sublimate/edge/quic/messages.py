@@ -48,12 +48,12 @@ class ExcessiveLoad(ProtocolError):  # noqa: N818 - named as the others of its b
 
 @dataclass
 class Refused(H3Event):
-    """A message that is not taken; the other streams go on (RFC 9114, 4.1.2)."""
+    """A message that is refused; the other streams go on (RFC 9114, 4.1.2)."""
 
     stream_id: int
     stream_ended: bool
     error: ApiError | None
-    """None: it is malformed, and has no answer."""
+    """None: the message is malformed and gets no answer."""
 
 
 class Messages(H3Connection):
@@ -65,7 +65,7 @@ class Messages(H3Connection):
         self._frames = 0
         self._bytes = 0
         self._waiting: dict[int, bytearray] = {}
-        """What came of heads that are not whole, after their first bytes."""
+        """Incomplete heads, without their first bytes."""
         super().__init__(transport)
         self._decoder = pylsqpack.Decoder(0, 0)
 
@@ -134,7 +134,7 @@ class Messages(H3Connection):
         check_size(head, self._most)
         is_first = self._stream[stream_id].headers_recv_state is HeadersState.INITIAL
         if is_first and all(name != b":authority" for name, _ in head):
-            # Either is enough (RFC 9114, 4.3.1), which the library does not know.
+            # Either is enough (RFC 9114, 4.3.1); the library requires :authority.
             head[:0] = [(b":authority", value) for name, value in head if name == b"host"][:1]
         return head
 

@@ -15,7 +15,7 @@ START, STOP = attrgetter("start"), attrgetter("stop")
 
 
 class TooManyGapsError(Exception):
-    """More pieces are missing than honest loss leaves."""
+    """More pieces are missing than packet loss explains."""
 
 
 class Ranges(RangeSet):
