@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from growth import QuadraticError, Run, check_growth
+from growth import QuadraticError, Run, check_flat, check_growth
 
 UNITS = 2000
 
@@ -44,6 +44,16 @@ def joins(count: int) -> Run:
 def test_a_planted_quadratic_path_is_caught(planted: Callable[[int], Run]) -> None:
     with pytest.raises(QuadraticError, match=r"exponent [12]\.\d"):
         check_growth(planted, UNITS)
+
+
+def stops(count: int) -> Run:
+    return lambda: [bytes(1000) for _ in range(min(count, UNITS))]
+
+
+def test_work_that_a_budget_ends_is_flat() -> None:
+    check_flat(stops, UNITS)
+    with pytest.raises(QuadraticError):
+        check_flat(joins, UNITS)
 
 
 @pytest.mark.parametrize("linear", [sorts, joins])

@@ -59,16 +59,18 @@ def request_of(head: Head) -> Request:
     """The request of a head whose size, names, values and pseudo fields are checked. Raises
     ApiError if it is ambiguous."""
     pseudo: dict[bytes, bytes] = {}
-    fields: dict[bytes, bytes] = {}
+    values: dict[bytes, list[bytes]] = {}
     for name, value in head:
         if name[:1] == b":":
             pseudo[name] = value
-        elif name not in fields:
-            fields[name] = value
-        elif name in SINGLE_FIELDS:
+        elif name in SINGLE_FIELDS and name in values:
             raise ApiError("malformed_request")  # two values are ambiguous, not a list
         else:
-            fields[name] += (b"; " if name == b"cookie" else b", ") + value
+            values.setdefault(name, []).append(value)
+    # Joined once per name: to append each repeat would copy all before it.
+    fields = {
+        name: (b"; " if name == b"cookie" else b", ").join(parts) for name, parts in values.items()
+    }
     authority = pseudo.get(b":authority")
     if authority is not None and fields.setdefault(b"host", authority) != authority:
         raise ApiError("malformed_request")  # which host was meant decides what is let in

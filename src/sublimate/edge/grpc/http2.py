@@ -114,11 +114,11 @@ class _Stream:
     standing: Sequence[Header] = ()
     connection_key = b""
 
-    def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
+    def __init__(self, connection: Http2Connection, number: int) -> None:
         self._connection = connection
         self.number = number
-        self.window = window
-        """What the client takes of it."""
+        self.window = 0
+        """What the client takes of it, beyond or below the initial window of all streams."""
         self.room = limits.HTTP2_STREAM_WINDOW_BYTES
         """What it may send."""
         self.received_bytes = 0
@@ -224,6 +224,8 @@ class Http2Connection(asyncio.Protocol):
         """Nothing is read from the socket."""
         self._out: list[bytes] = []
         self._ready: dict[_Stream, None] = {}
+        self._all_may_send = False
+        """A window of all streams has changed since the last flush."""
         self._flush_handle: asyncio.Handle | None = None
         self._is_full = False
         """The transport takes no more now."""
@@ -403,10 +405,8 @@ class Http2Connection(asyncio.Protocol):
             if name == INITIAL_WINDOW_SIZE:
                 if value > NUMBER_MAX:
                     raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is too large")
-                for stream in self._streams.values():
-                    stream.window += value - self._stream_window
-                    self.is_ready(stream)
                 self._stream_window = value
+                self._all_may_send = True
             elif name == MAX_FRAME_SIZE:
                 if value not in FRAME_SIZES:
                     raise ConnectionFault(PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
@@ -429,16 +429,15 @@ class Http2Connection(asyncio.Protocol):
             self._window += more
             if not more or self._window > NUMBER_MAX:
                 raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is out of range")
-            for stream in self._streams.values():
-                if stream.pending:
-                    self.is_ready(stream)
+            self._all_may_send = True
+            self._flush_soon()
             return
         self._check_begun(number)
         stream = self._streams.get(number)
         if stream is None:
             return
         stream.window += more
-        if not more or stream.window > NUMBER_MAX:
+        if not more or stream.window + self._stream_window > NUMBER_MAX:
             self._reset(number, FLOW_CONTROL_ERROR)
         else:
             self.is_ready(stream)
@@ -522,7 +521,7 @@ class Http2Connection(asyncio.Protocol):
         )
 
     def _begin(self, number: int, head: list[tuple[bytes, bytes]] | None, is_end: bool) -> None:
-        stream = self._streams[number] = _Stream(self, number, self._stream_window)
+        stream = self._streams[number] = _Stream(self, number)
         self._listener.calls += 1
         if len(self._streams) == 1:
             self._arm()
@@ -658,6 +657,9 @@ class Http2Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_handle = None
         budget = limits.HTTP2_WRITE_BUFFER_BYTES
+        if self._all_may_send:
+            self._all_may_send = False
+            self._ready |= dict.fromkeys(one for one in self._streams.values() if one.pending)
         while self._ready and not self._is_full and budget > 0:
             ready, self._ready = self._ready, {}
             for stream in ready:  # a frame of each in turn
@@ -673,7 +675,8 @@ class Http2Connection(asyncio.Protocol):
     def _write_some(self, stream: _Stream) -> int:
         if stream.is_closing:
             return 0
-        size = min(len(stream.pending), stream.window, self._window, self._frame_bytes)
+        window = min(stream.window + self._stream_window, self._window)
+        size = min(len(stream.pending), window, self._frame_bytes)
         if size > 0:
             self._frame(DATA, 0, stream.number, stream.pending[:size])
             del stream.pending[:size]
