@@ -7,6 +7,7 @@ is_cut, wait_until
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import tempfile
@@ -160,13 +161,10 @@ def serve(
     )
     region = _core.Region.create(len(model.tokenizer))
     engine.attach(region)
-    running = _started(engine.run, "loop")
     engine_info = {"context_length": context_tokens, "kv_pages": pages, **(info or {})}
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     tls_sock = socket.create_server(("127.0.0.1", 0)) if tls or http3 else None
-    loop = uvloop.new_event_loop()
-    edge = _started(lambda: _run_loop(loop), "edge")
     starting = create_server(
         settings,
         model,
@@ -181,31 +179,43 @@ def serve(
         on_demand=on_demand,
         adapters=adapters,
     )
-    server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
     url = f"http://127.0.0.1:{port}"
-    with client_of(url) as client:
+    with sock, _running(engine), _event_loop() as loop, client_of(url) as client:
+        server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
         served = Served(url, port, server, loop, engine, region, engine_info, client)
         try:
             yield served
         finally:
-            _close(served, edge)
-            engine.stop()
-            running.join()
-            sock.close()
+            served.call(server.close)
+            closing = server.wait_closed()
+            asyncio.run_coroutine_threadsafe(closing, loop).result(WAIT_SECONDS)
 
 
-def _started(target: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name)
+@contextlib.contextmanager
+def _thread(target: Callable[[], None], name: str, stop: Callable[[], object]) -> Iterator[None]:
+    """Stopped whatever fails meanwhile. A daemon: if it does not end, the process still can."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        stop()
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), f"the thread {name} did not end"
 
 
-def _close(served: Served, edge: threading.Thread) -> None:
-    served.call(served.server.close)
-    closing = served.server.wait_closed()
-    asyncio.run_coroutine_threadsafe(closing, served.loop).result(WAIT_SECONDS)
-    served.loop.call_soon_threadsafe(served.loop.stop)
-    edge.join()
+@contextlib.contextmanager
+def _running(engine: _core.LoopEngine) -> Iterator[None]:
+    with _thread(engine.run, "loop", engine.stop):
+        yield
+
+
+@contextlib.contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = uvloop.new_event_loop()
+    stop = functools.partial(loop.call_soon_threadsafe, loop.stop)
+    with _thread(lambda: _run_loop(loop), "edge", stop):
+        yield loop
 
 
 def _carried(
