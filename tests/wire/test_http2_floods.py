@@ -202,6 +202,42 @@ def test_f06_a_client_that_does_not_read_is_not_served_further(served: Served) -
     assert is_alive(served)
 
 
+class Silent(h2.Connection):
+    """It gives no window back."""
+
+    def _take(self, one: h2.Frame) -> None:
+        self.frames.append(one)
+
+    def data_bytes(self) -> int:
+        return sum(len(one.payload) for one in self.frames if one.kind == h2.DATA)
+
+
+@pytest.mark.parametrize("shut", ["calls", "connection"])
+def test_f06_calls_go_on_when_a_window_of_all_opens(served: Served, shut: str) -> None:
+    """The connection's own, or the initial one of each call."""
+    symbol = b"sublimate.v1.Messages"
+    asked = h2.message(b"\x22" + bytes([len(symbol)]) + symbol)
+    head = h2.call_head("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    large = h2.frame(h2.WINDOW_UPDATE, 0, 0, struct.pack("!I", 1 << 24))
+    with Silent(served.server.ports["grpc"]) as connection:
+        initial, most = (0, 0) if shut == "calls" else (1 << 24, 65_535)
+        connection.send(h2.frame(h2.SETTINGS, 0, 0, struct.pack("!HI", 4, initial)))
+        for number in range(1, 81, 2):
+            connection.send(h2.headers(number, head))
+            connection.send(h2.frame(h2.DATA, h2.END_STREAM, number, asked))
+        while connection.read(0.3) or connection.data_bytes() < most:
+            pass
+        assert connection.data_bytes() == most
+        if shut == "calls":
+            connection.send(h2.frame(h2.SETTINGS, 0, 0, struct.pack("!HI", 4, 1 << 24)))
+        connection.send(large)
+        ended: set[int] = set()
+        while len(ended) < 40:
+            assert connection.read(5)
+            heads = [one for one in connection.frames if one.kind == h2.HEADERS]
+            ended = {one.stream for one in heads if one.flags & h2.END_STREAM}
+
+
 def test_f06_calls_of_a_library_are_as_before(served: Served) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{served.server.ports['grpc']}") as channel:
         method = channel.unary_unary(
