@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._core import LIMITS
 from .vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 DIGITS_MAX = {"integer": 20, "fraction": 20, "exponent": 2}
 """Digits of the parts of a number. All 64-bit integers fit, and each such number fits a double."""
-DEPTH_MAX = 64
-"""Objects and arrays inside each other."""
+DEPTH_MAX = LIMITS["CALL_DEPTH_MAX"]
+"""Objects and arrays inside each other: what a client can send back inside a conversation."""
 DOCUMENT_BYTES_MAX = 1 << 18
 """Longer documents close as soon as they may."""
 

@@ -396,7 +396,9 @@ class Http2Connection(asyncio.Protocol):
         raise ConnectionFault(PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
 
     def _on_settings(self, flags: int, number: int, content: bytes) -> None:
-        if number or len(content) % SETTING.size or (flags & ACK and content):
+        if number:
+            raise ConnectionFault(PROTOCOL_ERROR, "SETTINGS of a stream")
+        if len(content) % SETTING.size or (flags & ACK and content):
             raise ConnectionFault(FRAME_SIZE_ERROR, "malformed SETTINGS")
         if flags & ACK:
             return
@@ -414,7 +416,9 @@ class Http2Connection(asyncio.Protocol):
         self._flush_soon()
 
     def _on_ping(self, flags: int, number: int, content: bytes) -> None:
-        if number or len(content) != len(PING_BYTES):
+        if number:
+            raise ConnectionFault(PROTOCOL_ERROR, "a PING of a stream")
+        if len(content) != len(PING_BYTES):
             raise ConnectionFault(FRAME_SIZE_ERROR, "a malformed PING")
         if not flags & ACK:
             self._frame(PING, ACK, 0, content)
