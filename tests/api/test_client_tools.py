@@ -366,11 +366,11 @@ WRONG: list[tuple[str, dict[str, Any], str, list[str]]] = [
             "messages": [
                 {
                     "role": "assistant",
-                    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "[]"}}],
+                    "tool_calls": [{"id": "c", "function": {"name": "f g", "arguments": "{}"}}],
                 }
             ]
         },
-        "messages.0.tool_calls.0.function.arguments",
+        "messages.0.tool_calls.0.function.name",
         [],
     ),
     (
