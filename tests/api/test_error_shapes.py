@@ -326,6 +326,7 @@ CAUSES = {
     "call_framing": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",
     "call_too_large": "grpc_mapping::a_prefix_is_refused_before_anything_is_kept",
     "call_message": "grpc::what_is_no_message_of_the_method",
+    "message_fields": "grpc_mapping::fields_of_a_message_are_counted_before_it_is_parsed",
     "call_one_message": "grpc::one_message_is_taken",
     "call_no_service": "grpc::health",
     "call_not_described": "grpc::reflection_answers_in_order",

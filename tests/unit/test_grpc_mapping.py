@@ -9,14 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sublimate.api.grpc.bounds import check_fields
 from sublimate.api.grpc.json_form import to_json
 from sublimate.api.grpc.services import SERVICES, methods
 from sublimate.api.messages.normalise import Policy, normalise
 from sublimate.api.messages.schema import decode_request
 from sublimate.api.messages.tools import read_tools
+from sublimate.edge import limits
 from sublimate.edge.errors import GRPC_CODES, TABLE, ApiError, grpc_code
 from sublimate.edge.grpc.framing import (
     MessageReader,
@@ -357,3 +360,59 @@ def test_a_server_without_grpc_loads_nothing_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- fields of a message -------------------------------------------------------------------------
+EMPTY_MESSAGE = b"\x22\0"
+"""The field `messages` of a CreateMessageRequest, with nothing in it."""
+
+
+def protobuf_varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def nested(number: int, content: bytes) -> bytes:
+    """A field that holds bytes or a message."""
+    return protobuf_varint(number << 3 | 2) + protobuf_varint(len(content)) + content
+
+
+def listed(content: bytes) -> bytes:
+    """Of extra_body, a member that is a list."""
+    return nested(100, nested(1, nested(1, b"k") + nested(2, nested(6, content))))
+
+
+@pytest.mark.parametrize("kind", ["messages", "fields of a tool", "values of a list"])
+def test_fields_of_a_message_are_counted_before_it_is_parsed(kind: str) -> None:
+    most = limits.MESSAGE_FIELDS_MAX
+
+    def spoken(count: int) -> bytes:
+        if kind == "messages":
+            return EMPTY_MESSAGE * count
+        many = nested(1, b"") * count
+        return nested(10, many) if kind == "fields of a tool" else listed(many)
+
+    check_fields(CreateMessageRequest.DESCRIPTOR, spoken(most - 10))
+    for count in (most + 1, 40 * most):
+        with pytest.raises(ApiError) as raised:
+            methods()["/sublimate.v1.Messages/CountTokens"].read(spoken(count))  # type: ignore
+        assert raised.value.code == "message_fields"
+
+
+def test_text_is_one_field_however_long() -> None:
+    request = CreateMessageRequest(json_body=EMPTY_MESSAGE * limits.MESSAGE_FIELDS_MAX)
+    check_fields(CreateMessageRequest.DESCRIPTOR, request.SerializeToString())
+
+
+@given(st.binary(max_size=60))
+def test_what_the_runtime_parses_is_counted(data: bytes) -> None:
+    """Nothing else is refused as malformed, but groups."""
+    try:
+        CreateMessageRequest.FromString(data)
+    except DecodeError:
+        return
+    if not any(byte & 7 in (3, 4) for byte in data):
+        check_fields(CreateMessageRequest.DESCRIPTOR, data)

@@ -104,6 +104,12 @@ TABLE: dict[str, ErrorKind] = {
     ),
     "call_framing": ErrorKind(400, INVALID, "The messages of the call are cut wrong.", grpc=13),
     "call_message": ErrorKind(400, INVALID, "The message is not one of this method's.", grpc=13),
+    "message_fields": ErrorKind(
+        400,
+        INVALID,
+        "A message may have {maximum} fields at most, those of the messages within it counted. "
+        "Send a larger request as json_body.",
+    ),
     "call_one_message": ErrorKind(400, INVALID, "This method takes one message.", grpc=12),
     "call_too_large": ErrorKind(
         413, "request_too_large", "A message may have {maximum} bytes at most."

@@ -34,6 +34,11 @@ of the interpreter while its lock is held. Several times the tokens of the longe
 JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 
+# ---- protobuf ------------------------------------------------------------------------------------
+MESSAGE_FIELDS_MAX = 50_000
+"""Fields of one message and of those within; checked before it is parsed, since each becomes an
+object of the interpreter while its lock is held."""
+
 # ---- Messages API --------------------------------------------------------------------------------
 STOP_SEQUENCES_MAX = _core.LIMITS["STOP_STRINGS_MAX"]
 STOP_SEQUENCE_BYTES_MAX = _core.LIMITS["STOP_STRING_BYTES_MAX"]

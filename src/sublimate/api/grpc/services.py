@@ -22,6 +22,7 @@ from ...guard.message_form import OddFormError, fitted_message
 from ...v1 import layer_pb2, messages_pb2
 from ...wire.frames import InexpressibleError, message_of
 from ..policy import PROTOBUF
+from .bounds import check_fields
 from .health import HEALTH, Check, List, Watch
 from .json_form import struct_to_json, to_json
 from .reflection import REFLECTION, REFLECTION_ALPHA, Reflection
@@ -34,6 +35,7 @@ SERVICES = (MESSAGES, LAYER, HEALTH, REFLECTION_ALPHA)
 
 def parsed(kind: Any, data: bytes) -> Any:
     """A message of a kind. Raises ApiError."""
+    check_fields(kind.DESCRIPTOR, data)
     try:
         return kind.FromString(data)
     except DecodeError:
