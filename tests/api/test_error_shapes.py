@@ -199,7 +199,7 @@ def test_f20_json_inside_of_a_body(shared: Served) -> None:
     assert shared.client.post("/v1/chat/completions", json=asked).status_code == 200
     call["function"] = {"name": "f", "arguments": '{"a":}'}
     reply = shared.client.post("/v1/chat/completions", json=asked)
-    assert reply.status_code == 400 and "at byte 5" in reply.text
+    assert reply.status_code == 200, "a call of the past is read as text"
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,10 @@ def test_a_whole_life(model_path: str) -> None:
         ready = running.await_message(channel.EdgeReady)
         assert "in-place" in ready.info["template"]
         assert running.client.get("/livez").status_code == 200
-        assert running.post().status_code == 503, "there is no engine yet"
-        region = bring_up(running, engine)
+        with ThreadPoolExecutor() as pool:
+            early = pool.submit(running.post)  # it waits for the first engine
+            region = bring_up(running, engine)
+            assert early.result(WAIT_SECONDS).status_code == 200
         reply = running.post()
         assert reply.json()["content"][0]["text"] == "Hello there!"
         assert reply.headers["x-compute-path"] == "direct-kernel"

@@ -116,7 +116,9 @@ def test_log_lines() -> None:
         log.configure(LogSettings(log_format=name))  # type: ignore[arg-type]
         logger = logging.getLogger("sublimate")
         stream = io.StringIO()
-        handler = logger.handlers[0]
+        repeats = logger.handlers[0]
+        assert isinstance(repeats, log.Repeats)
+        handler = repeats._handler
         assert isinstance(handler, logging.StreamHandler)
         handler.setStream(stream)
         try:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,8 @@ class StartedServer:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.grpc_url, self.tls_info = "", dict[str, Any]()
         self.closed = False
+        engines = SimpleNamespace(is_first_awaited=False)
+        self.models = SimpleNamespace(main=SimpleNamespace(engines=engines))
         STARTED.append(self)
 
     def part(self, _: type) -> None:

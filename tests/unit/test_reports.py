@@ -46,7 +46,8 @@ def test_f64_what_breaks_off_is_one_failure(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(settings)
     tests = tmp_path / "tests"
     tests.mkdir()
-    shutil.copy(ROOT / "tests/conftest.py", tests)
+    for name in ("conftest.py", "run_guard.py"):
+        shutil.copy(ROOT / "tests" / name, tests)
     for name, text in (("test_first", FIRST), ("test_second", SECOND), ("hook", HOOK)):
         (tests / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "hook"]
