@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sublimate.cli import reload
+from sublimate.cli.uninstall import uninstall
+from sublimate.config import Effective, load_settings
+from sublimate.errors import ConfigError
 from test_cli import run
 
 
@@ -39,6 +43,21 @@ def test_f69_a_dry_run_shows_and_deletes_nothing(home: Path) -> None:
     shown = run("uninstall", "--dry-run").stdout
     assert left(home) == EVERYTHING
     assert all(str(home / name / "sublimate") in shown for name in ("cache", "data", "config"))
+
+
+def test_f69_beside_a_server_only_a_dry_run_is_possible(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def server(_: Effective) -> int:
+        return 1234
+
+    monkeypatch.setattr(reload, "running_server", server)
+    effective = load_settings({})
+    assert uninstall(effective, is_dry_run=True, is_sure=False) == 0
+    assert str(home / "data/sublimate") in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="1234"):
+        uninstall(effective, is_dry_run=False, is_sure=True)
+    assert left(home) == EVERYTHING
 
 
 def test_uninstall_deletes_nothing_unasked(home: Path) -> None:

@@ -41,9 +41,10 @@ def uninstall_command(
 
 
 def uninstall(effective: Effective, is_dry_run: bool, is_sure: bool) -> ExitCode:
-    """Raises ConfigError while a server runs or without a terminal to ask on, and PeerError if
-    something cannot be deleted."""
-    _refuse_beside_server(effective)
+    """Raises ConfigError while a server runs (a dry run may) or without a terminal to ask on, and
+    PeerError if something cannot be deleted."""
+    if not is_dry_run:
+        _refuse_beside_server(effective)
     own = [path for path in own_folders() if path.is_dir() or path.is_symlink()]
     for path in own:
         print_plain(f"{path}  {format_size(_size_of(path))}")
