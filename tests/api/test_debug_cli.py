@@ -269,6 +269,6 @@ def test_a_server_that_does_not_tell(shown: Console) -> None:
         with pytest.raises(PeerError, match="wants a key"):
             debug.show(Peer(locked.url), "req_1", as_json=False, perfetto=None)
         url = locked.url
-    with pytest.raises(PeerError, match="Nothing that is ready answers"):
+    with pytest.raises(PeerError, match="No server is ready at"):
         debug.follow(Peer(url), ALL, as_json=False, perfetto=None, seconds=1)
     assert shown.export_text() == ""

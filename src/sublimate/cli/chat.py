@@ -63,7 +63,7 @@ def chat(
     options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
     history = data_folder(settings.edge) / "chat-history"
     if url is not None and not _answers(url):
-        raise PeerError(f"Nothing that is ready answers at {url}.")
+        raise not_ready(url)
     if url is not None or _answers(default):
         there = url or default
         called = _called(effective, there, key)
@@ -122,6 +122,12 @@ def connect(
     if parts.scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=timeout_seconds, context=context)
     return http.client.HTTPConnection(host, port, timeout=timeout_seconds)
+
+
+def not_ready(url: str) -> PeerError:
+    return PeerError(
+        f"No server is ready at {url}: start one with `sublimate serve`, or name another by --url."
+    )
 
 
 def _answers(url: str) -> bool:

@@ -23,8 +23,8 @@ import msgspec
 
 from ..bench.apis import PROFILE_HEADER
 from ..config import Effective
-from ..errors import ConfigError, ExitCode, PeerError
-from .chat import KEY_BYTES, own_server
+from ..errors import ConfigError, ExitCode
+from .chat import KEY_BYTES, not_ready, own_server
 from .output import errors, note, print_plain
 from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer
 
@@ -215,7 +215,7 @@ def _running(effective: Effective, peer: Peer, config: Path | None, url: str) ->
         yield peer
         return
     if url:
-        raise PeerError(f"Nothing that is ready answers at {peer.url}.")
+        raise not_ready(peer.url)
     errors.print(f"Nothing serves at {peer.url}; starting a server for this agent ...")
     key = secrets.token_hex(KEY_BYTES)
     with own_server(effective, config, key) as own:

@@ -103,7 +103,7 @@ def _command(
 @app.command(rich_help_panel=USE)
 def chat(
     prompt: Annotated[
-        str, typer.Argument(help="Answer this and end; what is piped in stands behind it.")
+        str, typer.Argument(help="Answer this and exit; piped input is added after it.")
     ] = "",
     url: Annotated[str | None, typer.Option(help="A running server; else it looks.")] = None,
     model: flags.Model = None,

@@ -23,7 +23,7 @@ import msgspec
 from ..bench.apis import WELL_KNOWN, headers, required_profile
 from ..config import Effective, data_folder
 from ..errors import ConfigError, PeerError
-from .chat import OK_STATUS, connect
+from .chat import OK_STATUS, connect, not_ready
 from .output import error_text
 
 AGENT_CONTEXT_TOKENS = 32_768
@@ -102,7 +102,7 @@ class Peer:
                 f"Nothing here trusts the certificate of {self.url} ({error.verify_message}). Name "
                 "it: --cacert FILE. Of `serve --tls` it is tls/certificate.pem in its data folder."
             )
-        return PeerError(f"Nothing that is ready answers at {self.url}.")
+        return not_ready(self.url)
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, seconds: float = LOOK_SECONDS
