@@ -35,7 +35,7 @@ TOOLS = [
 ]
 SYSTEM = [
     {"type": "text", "text": "x-anthropic-billing-header: cch=1"},
-    {"type": "text", "text": prose(9, 1900), "cache_control": {"type": "ephemeral"}},
+    {"type": "text", "text": prose(9, 2400), "cache_control": {"type": "ephemeral"}},
 ]
 SIDE = {"model": "default", "max_tokens": 4}
 
