@@ -2,6 +2,7 @@
 own shell, and those that a server would have to run, which are left out and reported."""
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from harness import Served, serve, wait_until
+from sublimate.api.openai.tools import ToolParam, read_tools
 from sublimate.config import EdgeSettings
 
 FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
@@ -418,3 +420,19 @@ def test_an_error_names_the_field_and_the_choices(
     if words:
         assert error["message"].startswith(f"{param}: ")
         assert all(word in error["message"] for word in words), error["message"]
+
+
+@pytest.mark.parametrize("definition", ["[ab]{3}", "^[ab]{3}$", "ab|cd", "^ab$|^cd$"])
+@pytest.mark.parametrize("nested", [True, False], ids=["chat", "responses"])
+def test_a_regex_of_a_custom_tool_is_of_all_its_text(definition: str, nested: bool) -> None:
+    """A pattern of JSON Schema is satisfied by any part of a text, a grammar by the whole."""
+    fields = {
+        "name": "put",
+        "format": {"type": "grammar", "syntax": "regex", "definition": definition},
+    }
+    told = {"type": "custom", "custom": fields} if nested else {"type": "custom", **fields}
+    params = [("tools.0", msgspec.convert(told, ToolParam))]
+    tool = read_tools(params, 1, nested=nested).offered["put"].tool
+    pattern = tool.schema["properties"]["input"]["pattern"]
+    assert re.search(pattern, "aab" if "{" in definition else "cd")
+    assert not re.search(pattern, "xaabx") and not re.search(pattern, "abx")

@@ -173,7 +173,7 @@ def _free_text(description: str, format: Json) -> tuple[str, Json]:
     grammar = cast(Json, format.get("grammar", format))
     definition = grammar.get("definition")
     if isinstance(definition, str) and grammar.get("syntax") == "regex":
-        text["pattern"] = definition
+        text["pattern"] = f"^(?:{definition})$"  # a grammar is of all the text, a pattern of a part
     elif isinstance(definition, str):
         description += f"\nThe input has to match this grammar:\n{definition}"
     return description, _object(("input",), input=text)
