@@ -149,6 +149,19 @@ class Terminal:
             os.close(self._ours)
 
 
+def test_bytes_that_are_not_utf_8_are_asked_as_replacements(shared: Served, tmp_path: Path) -> None:
+    for arguments, stdin in (([], b"say hello\xff\xfe\n"), ([b"say hello\xff"], b"")):
+        done = subprocess.run(
+            [*SUBLIMATE, "chat", "--url", shared.url, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=SECONDS,
+            env=environment(tmp_path),
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_f59_a_terminal_has_history_and_editing(shared: Served, tmp_path: Path) -> None:
     terminal = Terminal([*SUBLIMATE, "chat", "--url", shared.url], environment(tmp_path))
     terminal.read_until("> ")

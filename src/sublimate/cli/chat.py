@@ -282,8 +282,11 @@ def _converse(conversation: Conversation, prompt: str, history: Path) -> ExitCod
     """One answer to the prompt or to what is piped in, and nothing else on standard output; at a
     terminal without a prompt, answers until the end of the input. Raises PeerError."""
     if prompt or not sys.stdin.isatty():
-        piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
-        text = "\n\n".join(filter(None, (prompt, piped)))
+        piped = (
+            "" if sys.stdin.isatty() else sys.stdin.buffer.read().decode(errors="replace").strip()
+        )
+        given = os.fsencode(prompt).decode(errors="replace")  # bytes that are no UTF-8
+        text = "\n\n".join(filter(None, (given, piped)))
         if not text:
             raise ConfigError("There is nothing to say: standard input is empty.")
         conversation.ask(text)
