@@ -132,7 +132,7 @@ CallReader::Task CallReader::separator() {
     co_return co_await space();
 }
 
-// Up to a byte that is none.
+// Skips white space.
 CallReader::Task CallReader::space() {
     char byte = co_await peek();
     while (is_space(byte)) {

@@ -13,7 +13,8 @@
 //   tagged  = "<function=NAME>" (arguments | parameter*) "</function>"
 //   parameter = "<parameter=KEY>" text "</parameter>"
 //
-// A closing that is missing at the end is none. Literals are JSON's and Python's. The reader is a
+// A call may lack its closing marker at the end of the answer. Literals are JSON's and Python's.
+// The reader is a
 // recursive descent that waits for text wherever it needs some: each byte is read once.
 // The slow reference is Lenient in tests/unit/block_reference.py.
 //

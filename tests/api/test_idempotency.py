@@ -272,7 +272,7 @@ def test_the_room_of_what_was_dropped_is_free_again(
 
 
 KEPT_STATUSES = (400, 404, 405, 413, 422)
-"""Of errors that another try would meet as well."""
+"""Statuses of errors that a retry would get again."""
 
 
 def test_of_every_row_of_the_table_only_what_lasts_is_kept() -> None:

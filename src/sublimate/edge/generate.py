@@ -69,8 +69,8 @@ def generate(server: EdgeServer, exchange: Exchange, surface: Surface) -> Awaita
 def _submit_all(
     server: EdgeServer, exchange: Exchange, surface: Surface, prompt: Prompt, timing: Timing
 ) -> Awaitable[None] | None:
-    """Of a request with several answers each is submitted as a request of its own; where one
-    fails, all do. Raises as `_submit`."""
+    """Submit each answer of a request as a request of its own. If one fails, all of them fail.
+    Raises as `_submit`."""
     if not prompt.others or surface.split is None:
         return _submit(server, exchange, surface, prompt, timing)
     prompts = (prompt, *prompt.others)

@@ -9,7 +9,7 @@ from the beginning, while it runs or after. A client whose connection is lost le
 running for some seconds, so that it finds it when it comes back; one that cancels, as HTTP/3 can,
 ends it at once.
 
-Kept is what a repeat should get: whole answers, and refusals that another try would meet as well.
+It keeps what a repeat should get: whole answers, and refusals that a retry would get again.
 Bounded per tenant, in bytes, number and age.
 
 defines: FIELD, may_repeat, keeper_of, Outcome, Outcomes
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FIELD = b"idempotency-key"
 KEY_BYTES_MAX = 255
 LASTING = frozenset((400, 404, 405, 413, 422))
-"""Statuses of errors that lie in the request: another try would meet them as well."""
+"""Statuses of errors that lie in the request, so that a retry would get them again."""
 REPLAYED: Header = ("idempotency-replayed", "true")
 
 

@@ -191,8 +191,8 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def read_choice(given: str | dict[str, Any] | None, names: Mapping[str, str]) -> Choice:
-    """Of chat completions, whose choices name a tool in an object of its own, and of responses,
-    which are flat. `names`: of ToolSet. Raises ApiError."""
+    """Read `tool_choice`. Chat completions put the tool's name into an object of its own, and
+    responses do not. `names`: those of a ToolSet. Raises ApiError."""
     if given is None:
         return Choice()
     if isinstance(given, str):
