@@ -14,8 +14,8 @@
 //   parameter = "<parameter=KEY>" text "</parameter>"
 //
 // A call may lack its closing marker at the end of the answer. Literals are JSON's and Python's.
-// The reader is a
-// recursive descent that waits for text wherever it needs some: each byte is read once.
+// The reader is a recursive descent that waits for text wherever it needs some: each byte is read
+// once.
 // The slow reference is Lenient in tests/unit/block_reference.py.
 //
 // defines: CallReader

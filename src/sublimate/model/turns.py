@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
 from typing import Literal
 
 import msgspec
@@ -107,14 +108,17 @@ def stable(turns: Iterable[Turn]) -> list[Turn]:
     Lines of attribution are dropped from all system turns. Lines of the first system turn that
     count down become a system turn at the end, before an answer that was begun.
     """
-    settled = list(filter(None, (_without(turn, ATTRIBUTION)[0] for turn in merged(turns))))
+    whole = merged(turns)
+    settled = list(filter(None, (_without(turn, ATTRIBUTION)[0] for turn in whole)))
     if settled and settled[0].role == "system":
         first, lines = _without(settled[0], COUNTDOWN)
         if lines and len(settled) > 1:
             end = -1 if is_continued(settled) else len(settled)
             settled.insert(end, said("system", BLOCK_SEPARATOR.join(lines)))
             settled[:1] = [first] if first else []
-    return merged(settled)
+    if len(settled) == len(whole) and all(map(is_, settled, whole)):
+        return whole
+    return merged(settled)  # what was dropped or moved has left neighbours of one role
 
 
 def _without(turn: Turn, line: re.Pattern[str]) -> tuple[Turn | None, list[str]]:
@@ -130,6 +134,8 @@ def _without(turn: Turn, line: re.Pattern[str]) -> tuple[Turn | None, list[str]]
             if not block.text:
                 continue
         blocks.append(block)
+    if not lines:
+        return turn, lines
     return (Turn(turn.role, tuple(blocks)) if blocks else None), lines
 
 
