@@ -180,7 +180,8 @@ def serve(
         adapters=adapters,
     )
     url = f"http://127.0.0.1:{port}"
-    with sock, _running(engine), _event_loop() as loop, client_of(url) as client:
+    # The loop ends before its client: closing connections would meet a loop that closes.
+    with sock, _running(engine), client_of(url) as client, _event_loop() as loop:
         server = asyncio.run_coroutine_threadsafe(starting, loop).result(WAIT_SECONDS)
         served = Served(url, port, server, loop, engine, region, engine_info, client)
         try:

@@ -80,7 +80,7 @@ def test_an_answer_that_was_begun_has_no_format(server: Served, path: str, strea
     whole = {**of_messages(path, begun), **as_format(path, X, strict=True), "stream": stream}
     reply = server.client.post(path, json=whole)
     assert reply.status_code == 400, reply.text
-    assert f"{FORMATS[path]}: an answer that was begun" in reply.text
+    assert f"{FORMATS[path]}: cannot be combined with a last assistant message" in reply.text
 
 
 def test_f35_json_mode_is_a_format(server: Served) -> None:

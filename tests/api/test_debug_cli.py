@@ -122,8 +122,15 @@ def test_one_request_afterwards(unfollowed: Served, shown: Console) -> None:
 
 # ---- follow --------------------------------------------------------------------------------------
 def ask_twice(served: Served) -> threading.Thread:
+    """Once somebody follows who did not before: the server may still know of an earlier one."""
+    stories = served.server.stories
+    earlier = served.call(lambda: list(stories._followers))
+
+    def has_another() -> bool:
+        return any(one not in earlier for one in stories._followers)
+
     def ask() -> None:
-        wait_until(lambda: served.call(lambda: served.server.stories.has_followers))
+        wait_until(lambda: served.call(has_another))
         served.message("count", max_tokens=200)
         served.message("count", max_tokens=-1)
 

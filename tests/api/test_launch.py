@@ -139,7 +139,7 @@ def test_ps_tells_a_server_by_its_url(agent_server: Served) -> None:
     assert row.running == row.waiting == 0 and 0 <= row.kv_share <= 1
     with pytest.raises(PeerError, match="wants a key"):
         ps.row_of(peer.Peer(agent_server.url))
-    with pytest.raises(PeerError, match="Nothing"):
+    with pytest.raises(PeerError, match="No server is ready"):
         ps.row_of(peer.Peer("http://127.0.0.1:1"))
 
 
@@ -196,7 +196,7 @@ def test_a_port_of_another_kind_is_no_server_of_its_own(
     ps.ps(peer.Peer(agent_server.url, KEY), "", as_json=True)
     rows = msgspec.json.decode(capsys.readouterr().out)
     assert [row["url"] for row in rows] == [agent_server.url, "http://127.0.0.1:2"]
-    assert rows[0]["model"] == "tiny" and "Nothing" in rows[1]["problem"]
+    assert rows[0]["model"] == "tiny" and "No server is ready" in rows[1]["problem"]
 
 
 def test_servers_are_found_by_what_their_edges_listen_on(tmp_path: Path) -> None:

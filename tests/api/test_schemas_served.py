@@ -135,7 +135,7 @@ def outcome(path: str, kind: str, schema: dict[str, Any], reply: Any) -> str:
     """enforced, relaxed, refused or cut. Fails for an answer that breaks its schema in silence."""
     begun = kind == "begun" and path != "/api/generate"
     if reply.status_code == 400:
-        assert begun and "an answer that was begun" in reply.text, reply.text
+        assert begun and "a last assistant message" in reply.text, reply.text
         return "refused"
     assert reply.status_code == 200 and not begun, reply.text
     text, calls, is_cut = answered(path, exact(reply.text))

@@ -73,11 +73,11 @@ def test_f52_a_strict_server_is_told_a_profile(tmp_path: Path) -> None:
         done = run(sys.executable, str(program), ANTHROPIC_BASE_URL=strict.url)
         assert done.returncode == 3, done.stderr
         for carriers in (("http/1.1",), ("frames",)):
-            http = http_client(carriers=carriers, execution_profile="low-latency")
-            client = anthropic.Anthropic(base_url=strict.url, api_key="x", http_client=http)
+            made = http_client(carriers=carriers, execution_profile="low-latency")
             asked: Any = {"model": "tiny", "max_tokens": 8}
             asked["messages"] = [{"role": "user", "content": "say hello"}]
-            assert client.messages.create(**asked).content
+            with anthropic.Anthropic(base_url=strict.url, api_key="x", http_client=made) as client:
+                assert client.messages.create(**asked).content
 
 
 def test_without_anthropic_it_says_once_that_it_does_nothing() -> None:

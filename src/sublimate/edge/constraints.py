@@ -64,7 +64,8 @@ def _check(generation: Generation) -> None:
     """Raises ApiError for what contradicts a constraint."""
     path = generation.answer_path.removesuffix(".schema").removesuffix(".json_schema")
     if generation.answer_schema is not None and is_continued(generation.turns):
-        raise field_error(path, "not with a last assistant message: leave one of them out")
+        reason = "cannot be combined with a last assistant message; leave one of them out"
+        raise field_error(path, reason)
     is_held = generation.answer_schema is not None or generation.tool_choice in ("any", "tool")
     if generation.sampling.ignore_eos and is_held:
         raise field_error("ignore_eos", "not with a format or a forced call: leave one of them out")
