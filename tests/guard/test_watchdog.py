@@ -26,15 +26,15 @@ from sublimate.guard.watchdog import Signs, Watchdog
 from sublimate.probe import nvml
 
 
-def looks(dog: Watchdog, seconds: float, heartbeat_ns: int, begin: float) -> list[str]:
+def looks(dog: Watchdog, seconds: float, heartbeat: int, begin: float) -> list[str]:
     """What each look says while the heartbeat stands still."""
     count = round(seconds / dog.look_seconds)
-    signs = Signs(heartbeat_ns=heartbeat_ns)
+    signs = Signs(heartbeat=heartbeat)
     return [dog.look(begin + n * dog.look_seconds, signs)[0] for n in range(1, count + 1)]
 
 
-def beat(dog: Watchdog, now: float, heartbeat_ns: int, waited: float = 0.0) -> str:
-    return dog.look(now, Signs(heartbeat_ns=heartbeat_ns), waited)[0]
+def beat(dog: Watchdog, now: float, heartbeat: int, waited: float = 0.0) -> str:
+    return dog.look(now, Signs(heartbeat=heartbeat), waited)[0]
 
 
 def test_a_watchdog_has_two_stages_and_a_beat_ends_both() -> None:
@@ -43,7 +43,7 @@ def test_a_watchdog_has_two_stages_and_a_beat_ends_both() -> None:
     assert looks(dog, 4.0, 0, 0.0) == ["ok"] * 4, "an engine that never beat counts too"
     assert beat(dog, 5.0, 1) == "ok"
     assert looks(dog, 30.0, 1, 5.0) == ["ok"] * 4 + ["tripped"] * 25 + ["hung"]
-    assert dog.look(36.0, Signs(heartbeat_ns=1))[1] == "no_turn"
+    assert dog.look(36.0, Signs(heartbeat=1))[1] == "no_turn"
     assert beat(dog, 37.0, 2) == "ok"
     short = Watchdog(1.0)
     assert short.stalled_seconds == 0.5 and short.look_seconds == 0.1
@@ -88,7 +88,7 @@ def test_a_loop_that_turns_without_a_step_does_no_work(running: int, fault: str)
     dog.begin(0.0, 0.0)
 
     def look(second: int, step_count: int, waiting: int = 1) -> tuple[str, str]:
-        work = Signs(heartbeat_ns=second, step_count=step_count, running=running, waiting=waiting)
+        work = Signs(heartbeat=second, step_count=step_count, running=running, waiting=waiting)
         return dog.look(float(second), work)
 
     said = [look(second, 9) for second in range(1, 33)]

@@ -157,7 +157,7 @@ QUIC_STREAM_WINDOW_BYTES = 256 * KIB
 """What a client may send of a request beyond what was taken; also what a paused upload holds."""
 QUIC_CONNECTION_WINDOW_BYTES = 1 * MIB
 """At first, of all streams together; the library doubles it as it is used."""
-QUIC_UNSENT_BYTES_MAX = 4 * MIB
+CONNECTION_UNSENT_BYTES_MAX = 4 * MIB
 """Of all answers on a connection that the client has not taken; beyond it no request is begun."""
 QUIC_UNSENT_BYTES_MIN = 16 * KIB
 """A complete answer of which no more is left is not watched any longer: the idle timeout is

@@ -55,7 +55,7 @@ class EdgeWatch:
     def look(self, now_seconds: float, process_id: int) -> State:
         """Judge what has come since the last look."""
         waited_seconds = self._waits.since_last(process_id)
-        signs = Signs(heartbeat_ns=self._beats)
+        signs = Signs(heartbeat=self._beats)
         before = self.state
         self.state, _ = self._watchdog.look(now_seconds, signs, waited_seconds)
         if before == "ok" != self.state:

@@ -36,9 +36,10 @@ requests wait, none runs, and no step ends."""
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an engine, as its region has them (StatsPage in core/ring/ring.h)."""
+    """What a watched loop shows: an engine by its region (StatsPage in core/ring/ring.h)."""
 
-    heartbeat_ns: int
+    heartbeat: int
+    """Changes while the loop turns: a time or a count."""
     step_count: int = 0
     running: int = 0
     waiting: int = 0
@@ -46,7 +47,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, stats: Mapping[str, int]) -> Signs:
         return cls(
-            heartbeat_ns=stats["engine_heartbeat_ns"],
+            heartbeat=stats["engine_heartbeat_ns"],
             step_count=stats["step_count"],
             running=stats["running"],
             waiting=stats["waiting"],
@@ -81,7 +82,7 @@ class Watchdog:
         self._looked_seconds = now_seconds
         self._turnless_seconds = 0.0
         self._stepless_seconds = 0.0
-        self._seen = Signs(heartbeat_ns=0)
+        self._seen = Signs(heartbeat=0)
 
     def look(
         self, now_seconds: float, signs: Signs, waited_seconds: float = 0.0
@@ -94,7 +95,7 @@ class Watchdog:
         passed = max(0.0, passed - waited_seconds)
         self._looked_seconds = now_seconds
         seen, self._seen = self._seen, signs
-        is_turning = signs.heartbeat_ns != seen.heartbeat_ns
+        is_turning = signs.heartbeat != seen.heartbeat
         self._turnless_seconds = 0.0 if is_turning else self._turnless_seconds + passed
         is_stepping = signs.step_count != seen.step_count or not signs.has_work
         self._stepless_seconds = 0.0 if is_stepping else self._stepless_seconds + passed

@@ -521,7 +521,7 @@ class Http2Connection(asyncio.Protocol):
         return (
             len(self._streams) < limits.GRPC_STREAMS_MAX
             and self._listener.calls < limits.GRPC_CALLS_MAX
-            and unsent <= limits.QUIC_UNSENT_BYTES_MAX
+            and unsent <= limits.CONNECTION_UNSENT_BYTES_MAX
         )
 
     def _begin(self, number: int, head: list[tuple[bytes, bytes]] | None, is_end: bool) -> None:

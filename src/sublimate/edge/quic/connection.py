@@ -251,7 +251,7 @@ class Http3Connection:
             return False
         kept = sum(s.body.kept_bytes for s in self._streams.values() if s.body is not None)
         unsent = sum(self.transport.unsent_bytes(known) for known in self._streams)
-        is_full = kept > self._limits.body_bytes_max or unsent > limits.QUIC_UNSENT_BYTES_MAX
+        is_full = kept > self._limits.body_bytes_max or unsent > limits.CONNECTION_UNSENT_BYTES_MAX
         if is_full or self._is_leaving:
             self.transport.reset_stream(stream_id, ErrorCode.H3_REQUEST_REJECTED)
             self._drop(stream_id, ErrorCode.H3_REQUEST_REJECTED)
