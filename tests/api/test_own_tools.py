@@ -52,7 +52,7 @@ def test_f52_debug_doctor_guard_and_chat_name_a_profile(
         for finding in doctor.diagnose(settings, asked, must_answer=True).findings
     }
     assert "two turns" in topics, topics
-    talk = chat.Conversation(strict.url, "", {"model": "tiny", "max_tokens": 8})
+    talk = chat.Conversation(asked, {"model": "tiny", "max_tokens": 8})
     talk.ask("say hello")
     assert talk.messages[-1]["role"] == "assistant"
 
@@ -197,6 +197,6 @@ def test_f71_another_kind_of_server_is_one_sentence() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(PeerError, match="404 with a page instead of JSON") as refused:
-            chat.Conversation(url, "", {}).ask("hi")
+            chat.Conversation(peer.Peer(url), {}).ask("hi")
         assert "<" not in str(refused.value)
         server.shutdown()

@@ -19,6 +19,7 @@ import sublimate
 from sublimate import _core
 from sublimate.cli import bench, chat, json_lines, main, screen
 from sublimate.cli.output import run_guarded
+from sublimate.cli.peer import Peer
 from sublimate.config import (
     FIELDS,
     EdgeSettings,
@@ -463,7 +464,7 @@ def test_f59_a_conversation_has_turns_commands_and_several_lines(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     typed = ["one", "", "fail", "two", "/help", "/retry", "/system Be brief.", "/new", "three"]
     monkeypatch.setattr("builtins.input", Said([*typed, '"""four', "five", '  six"""']))
-    talk = chat.Conversation("http://127.0.0.1:1", "", {})
+    talk = chat.Conversation(Peer("http://127.0.0.1:1"), {})
     history = tmp_path / "folder" / "history"
     assert chat._converse(talk, "", history) == ExitCode.OK
     assert sent == [
@@ -509,7 +510,7 @@ def test_an_interrupted_answer_is_kept_as_the_model_said_it(
     with http.server.HTTPServer(("127.0.0.1", 0), Talker) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        talk = chat.Conversation(url, "", {"max_tokens": 5, "system": ""})
+        talk = chat.Conversation(Peer(url), {"max_tokens": 5, "system": ""})
         talk.ask("x")
         server.shutdown()
     assert talk.messages[1]["content"] == "one ", "what is sent back is what the model wrote"
@@ -542,7 +543,7 @@ def test_chat_asks_a_server_for_the_model_that_was_named(tmp_path: Path) -> None
             ({"model": "smollm2"}, None),
         ):
             effective = load_settings(chosen)
-            found = chat._called(effective, url, "")  # pyright: ignore[reportPrivateUsage]
+            found = chat._called(effective, Peer(url))  # pyright: ignore[reportPrivateUsage]
             assert found == called, chosen
         refused = run("chat", "--url", url, "--model", "nosuch", code=6).stderr
         assert "does not serve 'nosuch'" in refused

@@ -1,6 +1,6 @@
 """`sublimate chat`: a conversation in the terminal, with a running server or one started for it.
 
-defines: chat, connect, own_server, Conversation
+defines: chat, own_server, Conversation
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import os
 import secrets
-import ssl
 import subprocess
 import sys
 from collections.abc import Generator
@@ -19,13 +18,12 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..bench.apis import MESSAGES, WELL_KNOWN, headers, read_event, required_profile
+from ..bench.apis import MESSAGES, headers, read_event
 from ..config import Effective, cache_folder, data_folder
 from ..errors import ConfigError, EngineError, ExitCode, ModelError, PeerError
 from .output import complain, error_text, errors, out
+from .peer import OK_STATUS, Peer, not_ready
 
-OK_STATUS = 200
-CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 STOP_SECONDS = 5.0
 KEY_BYTES = 16
@@ -62,13 +60,14 @@ def chat(
     key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
     options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
     history = data_folder(settings.edge) / "chat-history"
-    if url is not None and not _answers(url):
+    peer = Peer(url or default, key)
+    is_ready = peer.ready()
+    if url is not None and not is_ready:
         raise not_ready(url)
-    if url is not None or _answers(default):
-        there = url or default
-        called = _called(effective, there, key)
+    if is_ready:
+        called = _called(effective, peer)
         if called is not None:
-            named = Conversation(there, key, {**options, "model": called})
+            named = Conversation(peer, {**options, "model": called})
             return _converse(named, prompt, history)
         if url is not None:
             raise PeerError(f"{url} does not serve {settings.model!r}: {url}/v1/models lists all.")
@@ -80,10 +79,10 @@ def chat(
         pull(effective, settings.model)  # here and not by the server, whose screen nobody sees
     own_key = secrets.token_hex(KEY_BYTES)
     with own_server(effective, config, own_key) as own:
-        return _converse(Conversation(own, own_key, options), prompt, history)
+        return _converse(Conversation(Peer(own, own_key), options), prompt, history)
 
 
-def _called(effective: Effective, url: str, key: str) -> str | None:
+def _called(effective: Effective, peer: Peer) -> str | None:
     """What the server calls the model of the command line: as that does, or as its file is named.
     None: it has no such model; "default" if none was asked for."""
     from ..model.files import locate
@@ -96,49 +95,13 @@ def _called(effective: Effective, url: str, key: str) -> str | None:
         if (file := locate(wanted, cache_folder(effective.settings))) is not None:
             names.append(file.name)
     # What it answers otherwise (a key is wanted, it has gone) it says to the first message, too.
-    return next((name for name in names if not _is_unknown(url, key, name)), None)
+    return next((name for name in names if not _is_unknown(peer, name)), None)
 
 
-def _is_unknown(url: str, key: str, model: str) -> bool:
-    connection = connect(url, CONNECT_SECONDS)
-    try:
-        connection.request("GET", f"/v1/models/{quote(model, safe='')}", headers=headers(key))
-        return connection.getresponse().status == http.client.NOT_FOUND
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def connect(
-    url: str, timeout_seconds: float, context: ssl.SSLContext | None = None
-) -> http.client.HTTPConnection:
-    """Not connected yet. context: of https, where others than the usual are trusted. Raises
-    PeerError for what is no URL."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise PeerError(f"{url!r} is no http or https URL.")
-    host, port = parts.hostname, parts.port
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=timeout_seconds, context=context)
-    return http.client.HTTPConnection(host, port, timeout=timeout_seconds)
-
-
-def not_ready(url: str) -> PeerError:
-    return PeerError(
-        f"No server is ready at {url}: start one with `sublimate serve`, or name another by --url."
-    )
-
-
-def _answers(url: str) -> bool:
-    connection = connect(url, CONNECT_SECONDS)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == OK_STATUS
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+def _is_unknown(peer: Peer, model: str) -> bool:
+    with suppress(PeerError):
+        return peer.ask(f"/v1/models/{quote(model, safe='')}")[0] == http.client.NOT_FOUND
+    return False
 
 
 class _Line(msgspec.Struct):
@@ -200,13 +163,13 @@ def _ready_url(server: subprocess.Popen[bytes]) -> str:
 class Conversation:
     """A conversation with one server. `ask` prints each answer as it comes."""
 
-    def __init__(self, url: str, key: str, options: dict[str, Any]) -> None:
+    def __init__(self, peer: Peer, options: dict[str, Any]) -> None:
         """options: further members of the request. An empty system prompt is left out."""
-        self.url = url if "://" in url else f"http://{url}"
+        self.url = peer.url
         self.system = str(options.get("system", ""))
         self.messages: list[dict[str, str]] = []
         self._options = {name: v for name, v in options.items() if name != "system"}
-        self._headers = headers(key, _profile_of(self.url))
+        self._peer = peer
 
     def ask(self, text: str) -> None:
         """A further turn. Raises PeerError, after which the turn is forgotten."""
@@ -235,11 +198,12 @@ class Conversation:
         body["messages"] = self.messages
         if self.system:
             body["system"] = self.system
-        connection = connect(self.url, ANSWER_SECONDS)
+        connection = self._peer.connection(ANSWER_SECONDS)
         pieces: list[str] = []
         try:
             path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + MESSAGES.path
-            connection.request("POST", path, msgspec.json.encode(body), self._headers)
+            sent = headers(self._peer.key, self._peer.profile)
+            connection.request("POST", path, msgspec.json.encode(body), sent)
             response = connection.getresponse()
             if response.status != OK_STATUS:
                 raise PeerError(f"{response.status} {error_text(response.read())}")
@@ -263,19 +227,6 @@ class Conversation:
             if pieces:
                 out.print()
         return "".join(pieces)
-
-
-def _profile_of(url: str) -> str:
-    """The execution profile that the server wants to be named; empty: none."""
-    connection = connect(url, CONNECT_SECONDS)
-    try:
-        connection.request("GET", WELL_KNOWN)
-        response = connection.getresponse()
-        return required_profile(response.read()) if response.status == OK_STATUS else ""
-    except (OSError, http.client.HTTPException):
-        return ""  # the first message will report what is wrong
-    finally:
-        connection.close()
 
 
 def _converse(conversation: Conversation, prompt: str, history: Path) -> ExitCode:

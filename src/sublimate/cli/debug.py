@@ -17,10 +17,9 @@ import msgspec
 
 from ..bench.apis import headers
 from ..errors import ExitCode, PeerError
-from .chat import OK_STATUS
 from .debug_text import Filter, is_shown, live_line, matches, show_story
 from .output import error_text, note, out
-from .peer import Peer
+from .peer import OK_STATUS, Peer
 from .perfetto import Recorder
 
 CALL = "messages.create"

@@ -15,9 +15,8 @@ from rich.table import Table
 from ..bench.apis import MESSAGES, headers
 from ..client.validation import Expected, Miss, misses_of, utilization_of
 from ..errors import ConfigError, PeerError
-from .chat import OK_STATUS
 from .output import error_text
-from .peer import Peer
+from .peer import OK_STATUS, Peer
 
 ANSWER_SECONDS = 60.0
 

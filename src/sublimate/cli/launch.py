@@ -24,9 +24,9 @@ import msgspec
 from ..bench.apis import PROFILE_HEADER
 from ..config import Effective
 from ..errors import ConfigError, ExitCode
-from .chat import KEY_BYTES, not_ready, own_server
+from .chat import KEY_BYTES, own_server
 from .output import errors, note, print_plain
-from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer
+from .peer import AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Model, Peer, not_ready
 
 Shell = Literal["sh", "fish", "powershell", "json"]
 

@@ -3,8 +3,8 @@
 Servers of this machine are found by their listening processes: the kernel's own table, so nothing
 is left behind by one that was killed.
 
-defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, Peer, configured_peer, own_certificate_of, gauges,
-         local_urls, listening_ports
+defines: AGENT_CONTEXT_TOKENS, CONTEXT_ADVICE, connect, not_ready, Peer, configured_peer,
+         own_certificate_of, gauges, local_urls, listening_ports
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from ..bench.apis import WELL_KNOWN, headers, required_profile
 from ..config import Effective, data_folder
 from ..errors import ConfigError, PeerError
-from .chat import OK_STATUS, connect, not_ready
 from .output import error_text
 
 AGENT_CONTEXT_TOKENS = 32_768
@@ -32,11 +32,32 @@ CONTEXT_ADVICE = (
     f"set --context-length {AGENT_CONTEXT_TOKENS}, and --rope-scaling yarn if the model was "
     "trained for less (the default model was)"
 )
+OK_STATUS = 200
 LOOK_SECONDS = 3.0
 LISTENING = "0A"
 LOOPBACK_HEX = "0100007F"
 ANY_HEX = "00000000"
 SAMPLE = re.compile(r"(sublimate_\w+)(?:\{[^}]*\})? (\S+)")
+
+
+def connect(
+    url: str, timeout_seconds: float, context: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
+    """Not connected yet. context: of https, where others than the usual are trusted. Raises
+    PeerError for what is no URL."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise PeerError(f"{url!r} is no http or https URL.")
+    host, port = parts.hostname, parts.port
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=timeout_seconds, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_seconds)
+
+
+def not_ready(url: str) -> PeerError:
+    return PeerError(
+        f"No server is ready at {url}: start one with `sublimate serve`, or name another by --url."
+    )
 
 
 class Model(msgspec.Struct):
