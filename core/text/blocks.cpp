@@ -483,7 +483,7 @@ void BlockSplitter::close_arguments() {
     // The object around the arguments was not shown.
     if (state_ == State::object) closers.pop_back();
     if (!closers.empty()) show(BlockPart::Kind::arguments, closers);
-    end_block();
+    end_block(BlockPart::Kind::cut);
 }
 
 // A whole call that was not shown before.
@@ -598,7 +598,8 @@ void BlockSplitter::show_thinking(size_t bytes) {
 }
 
 void BlockSplitter::show(BlockPart::Kind kind, std::string_view text) {
-    CHECK_BECAUSE(!text.empty() || kind == BlockPart::Kind::end, "no empty part");
+    bool ends = kind == BlockPart::Kind::end || kind == BlockPart::Kind::cut;
+    CHECK_BECAUSE(text.empty() == ends, "no empty part");
     shown_bytes_.append(text);
     bool joins = kind == BlockPart::Kind::text || kind == BlockPart::Kind::thinking ||
                  kind == BlockPart::Kind::arguments;
@@ -608,9 +609,9 @@ void BlockSplitter::show(BlockPart::Kind kind, std::string_view text) {
         pieces_.push_back({kind, text.size()});
 }
 
-void BlockSplitter::end_block() {
+void BlockSplitter::end_block(BlockPart::Kind how) {
     if (open_ == BlockKind::none) return;
-    show(BlockPart::Kind::end, {});
+    show(how, {});
     open_ = BlockKind::none;
 }
 

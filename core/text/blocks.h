@@ -73,10 +73,11 @@ BlockStatus check_format(const BlockFormat& format);
 
 // A piece of one block, in the order of the answer.
 struct BlockPart {
-    // call: a call begins; its text is the tool's name. end: the open block ends.
-    enum class Kind : uint8_t { text, thinking, call, arguments, end };
+    // call: a call begins; its text is the tool's name. end: the open block ends. cut: so does a
+    // call whose arguments were not whole, so that the splitter has closed them.
+    enum class Kind : uint8_t { text, thinking, call, arguments, end, cut };
     Kind kind;
-    std::string_view text; // not empty but for end
+    std::string_view text; // empty for end and cut alone
 };
 
 // Text of one answer in any pieces in, parts out. Cutting the pieces elsewhere cuts parts
@@ -151,7 +152,7 @@ private:
     void show_text(size_t bytes);
     void show_thinking(size_t bytes);
     void show(BlockPart::Kind kind, std::string_view text);
-    void end_block();
+    void end_block(BlockPart::Kind how = BlockPart::Kind::end);
     void drop(size_t bytes);
     size_t skip_space(size_t at) const;
     std::span<const BlockPart> take_parts();

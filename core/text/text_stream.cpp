@@ -248,7 +248,8 @@ void TextStream::take_part(const BlockPart& part) {
         text_.append(part.text);
         break;
     case BlockPart::Kind::end:
-        close_block();
+    case BlockPart::Kind::cut:
+        close_block(part.kind == BlockPart::Kind::cut);
         break;
     }
 }
@@ -286,7 +287,7 @@ void TextStream::write_content(size_t bytes) {
 }
 
 // The block has all its content; a beginning of a stop string at its end is none.
-void TextStream::close_block() {
+void TextStream::close_block(bool is_cut) {
     if (block_ == BlockKind::text) drop_turn_end();
     write_content(text_.size());
     if (block_open_) {
@@ -295,7 +296,7 @@ void TextStream::close_block() {
         if (frames())
             write_stop(signature);
         else
-            add_piece(StreamPiece::Kind::stop, signature);
+            add_piece(StreamPiece::Kind::stop, signature, is_cut ? "cut" : "");
         index_++;
     }
     block_ = BlockKind::none;

@@ -52,7 +52,7 @@ struct StreamPiece {
     enum class Kind : uint8_t { text, thinking, tool_start, arguments, stop };
     Kind kind;
     std::string_view text; // of a tool_start, the tool's name
-    std::string_view id;   // of a tool_start
+    std::string_view id;   // of a tool_start; of a stop, "cut" after arguments that were not whole
 };
 
 // Of the call with this number in a message: the same in every mode. Letters and digits only.
@@ -123,7 +123,7 @@ private:
     void drop_turn_end();
     void open_block(BlockKind kind, std::string_view name = {});
     void write_content(size_t bytes);
-    void close_block();
+    void close_block(bool is_cut = false);
     void write_stop(std::string_view signature);
     void write_end();
     void forget_pieces();

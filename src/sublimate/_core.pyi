@@ -456,7 +456,8 @@ class StreamEvent:
     """(kind, text, id), in order. format "blocks": of this poll. "text" with a block format: of the
     whole answer, when finished. A block is its content up to a stop: ("text", text, "") or
     ("thinking", text, ""), or ("tool_start", name, id) and then ("arguments", JSON, ""); then
-    ("stop", signature of thinking, ""). No content is empty."""
+    ("stop", signature of thinking, ""), or ("stop", "", "cut") of a call whose arguments the model
+    did not end, so that the core closed them. No content is empty."""
     token_ids: list[int]
     """Ids of this poll, the stop token included. format "raw": all. Else those of a masked request
     while it is not free, a trigger included: after them the next mask is that of token

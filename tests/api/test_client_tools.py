@@ -262,6 +262,41 @@ def test_f47_an_item_that_is_cut_is_incomplete(server: Served) -> None:
             assert [item["status"] for item in done] == [i["status"] for i in cut["output"]]
 
 
+TEXT = {"type": "string", "minLength": 8, "maxLength": 12}
+TEXTS = {
+    "type": "object",
+    "properties": {"a": TEXT, "b": TEXT},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+FORCED = [
+    pytest.param("function", "function_call", id="F47-function"),
+    pytest.param("custom", "custom_tool_call", id="F47-custom"),
+    pytest.param("shell", "shell_call", id="F47-shell"),
+]
+
+
+@pytest.mark.parametrize(("kind", "item_type"), FORCED)
+def test_a_call_that_is_cut_is_incomplete(kind: str, item_type: str) -> None:
+    """A grammar holds the model to the call, so the core shows it as it comes and closes it when
+    the tokens end: its arguments are whole JSON then, and yet a client must not run it."""
+    function = {"type": "function", "name": "put", "parameters": TEXTS, "strict": True}
+    tool = {"function": function, "custom": CUSTOM, "shell": {"type": "shell"}}[kind]
+    asked = {"input": "x", "tools": [tool], "tool_choice": "required", "temperature": 0}
+    statuses: list[str] = []
+    with serve() as served:
+        for limit in range(16, 120):
+            answer = respond(served, **asked, max_output_tokens=limit)
+            for item in answer["output"]:
+                assert item["type"] == item_type
+                statuses.append(item["status"])
+                if answer["status"] == "completed":
+                    assert item["status"] == "completed"
+    assert "incomplete" in statuses
+    assert statuses == sorted(statuses, reverse=True), "with more tokens, the same call goes on"
+    assert kind != "function" or "completed" in statuses
+
+
 # ---- images in results ---------------------------------------------------------------------------
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

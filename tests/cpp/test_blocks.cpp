@@ -17,10 +17,11 @@ void* operator new(size_t size) {
     if (void* memory = std::malloc(size)) return memory;
     throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+// Inlined next to a call of operator new, std::free is a false mismatched-new-delete of GCC 12.
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }
-void operator delete(void* memory, size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
     std::free(memory);
 }
 
@@ -112,9 +113,11 @@ static std::string shown(BlockSplitter& splitter, std::string_view text, size_t 
     std::string result;
     auto add = [&result](std::span<const BlockPart> parts) {
         for (const BlockPart& part : parts) {
-            EXPECT(part.kind == Kind::end || !part.text.empty());
+            bool ends = part.kind == Kind::end || part.kind == Kind::cut;
+            EXPECT(ends == part.text.empty());
             if (part.kind == Kind::call) result += "@";
-            result += part.kind == Kind::end ? "|" : std::string(part.text);
+            if (part.kind == Kind::cut) result += "/";
+            result += ends ? "|" : std::string(part.text);
         }
     };
     for (size_t at = 0; at < text.size(); at += step) add(splitter.feed(text.substr(at, step)));

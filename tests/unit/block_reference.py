@@ -61,6 +61,8 @@ class Block:
     """Of a tool_use its arguments."""
     name: str = ""
     ended: bool = False
+    cut: bool = False
+    """A call whose arguments were closed for the model."""
 
 
 # ---- JSON ---------------------------------------------------------------------------------------
@@ -882,7 +884,7 @@ class Splitter:
             closers = closers[:-1]
         arguments = self.text[call.opened : place] + closers
         self.end_block()
-        self.blocks.append(Block("tool_use", arguments, call.name, ended=True))
+        self.blocks.append(Block("tool_use", arguments, call.name, ended=True, cut=True))
         self.skip_to(place)
         self.fresh = self.after_marker = True
         return True
@@ -930,8 +932,8 @@ def check_pieces(pieces: Iterable[tuple[str, str, str]], folded: Folded | None =
     for kind, text, identifier in pieces:
         is_open = bool(blocks) and not blocks[-1].ended
         if kind == "stop":
-            assert is_open and not identifier
-            blocks[-1].ended = True
+            assert is_open and identifier in ("", "cut")
+            blocks[-1].ended, blocks[-1].cut = True, identifier == "cut"
             if blocks[-1].kind == "thinking":
                 folded.signatures.append(text)
             else:

@@ -25,7 +25,7 @@ from .chat_frames import call_id
 from .errors import RESPONSES_ERRORS, described
 from .responses import ResponsesGeneration
 from .scores import shown_scores
-from .tools import CallItem, call_members, fill_call, is_whole, read_call
+from .tools import CallItem, call_members, fill_call, read_call
 
 ENCODE = msgspec.json.Encoder().encode
 Json = dict[str, Any]
@@ -53,6 +53,8 @@ class ResponsesDialect(Dialect):
         """Of the open item so far."""
         self._is_ended = False
         """The open item has ended; what follows shows whether it is complete."""
+        self._is_cut = False
+        """The core closed the arguments of the open item, which the model left open."""
         self._delta = b""
         """Head of a delta of the open item."""
         self._scores: list[Score] = []
@@ -74,6 +76,7 @@ class ResponsesDialect(Dialect):
         kind, text, identifier = piece
         if kind == "stop":
             self._is_ended = True
+            self._is_cut = identifier == "cut"
             return b""
         closed = self._close() if self._is_ended else b""
         return closed + self._shown(kind, text, identifier)
@@ -121,7 +124,7 @@ class ResponsesDialect(Dialect):
             return b""
         item = self._output[-1]
         if kind == "arguments":
-            is_cut = is_cut and not is_whole(text)
+            is_cut = self._is_cut
             fill_call(item, text)
             frames = self._call_done(item)
         else:
@@ -130,7 +133,7 @@ class ResponsesDialect(Dialect):
         place = self._place()
         frames += self._event("response.output_item.done", output_index=place, item=item)
         self._open, self._texts, self._shown_scores = "", [], []
-        self._is_ended = False
+        self._is_ended = self._is_cut = False
         return frames
 
     def _text_done(self, item: Json, kind: str, text: str) -> bytes:

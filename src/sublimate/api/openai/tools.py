@@ -257,11 +257,6 @@ def fill_call(item: Json, arguments: str) -> None:
             item["action"] = {**item["action"], **(given or {})}
 
 
-def is_whole(arguments: str) -> bool:
-    """Not cut short."""
-    return _object_in(arguments) is not None
-
-
 def free_text(arguments: str) -> str:
     """The input of a custom tool, in the arguments of its function."""
     given = (_object_in(arguments) or {}).get("input")
