@@ -18,6 +18,7 @@ import run_guard
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build/wheel"
+UNBUILT = pytest.StashKey[str]()  # what the build of C++ programs said when it failed
 
 # On shared machines a deadline per example measures the neighbours; the time limit per test stays.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,8 +69,11 @@ def _raise(error: BaseException) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that has ended its process is begun again in another one, with the rest of its file:
-    it fails there, so that the rest runs."""
+    """A test whose C++ program could not be built fails with the compiler's words. A test that has
+    ended its process is begun again in another one, with the rest of its file: it fails there, so
+    that the rest runs."""
+    if UNBUILT in item.config.stash and item.get_closest_marker("programs"):
+        pytest.fail(item.config.stash[UNBUILT], pytrace=False)
     if not hasattr(item.config, "workerinput"):
         return
     name = hashlib.sha256(item.nodeid.encode()).hexdigest()
@@ -92,7 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds the C++ programs that the chosen tests run, unless SUBLIMATE_BUILD names others."""
+    """Builds the C++ programs that the chosen tests run, unless SUBLIMATE_BUILD names others. One
+    that cannot be built fails the tests that run programs, and no other."""
     marks = (mark for item in session.items for mark in item.iter_markers("programs"))
     targets = sorted({mark.args[0] for mark in marks})
     if not targets or session.config.option.collectonly or "SUBLIMATE_BUILD" in os.environ:
@@ -100,14 +105,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         cache = (BUILD / "CMakeCache.txt").read_text()
     except OSError:
-        pytest.exit("There is no build folder for C++ programs: run `make build`.", returncode=2)
+        text = "There is no build folder for C++ programs: run `make build`."
+        session.config.stash[UNBUILT] = text
+        return
     cmake = re.findall("^CMAKE_COMMAND:INTERNAL=(.*)", cache, re.M)[0]
     with (BUILD / "CMakeCache.txt").open() as lock:  # several processes have these tests
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [cmake, "--build", BUILD, "--target", *targets]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.exit(f"{done.stdout[-4000:]}{done.stderr[-4000:]}", returncode=2)
+        session.config.stash[UNBUILT] = f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
 
 @pytest.fixture(scope="session", autouse=True)
