@@ -4,6 +4,7 @@ import gc
 import string
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +171,21 @@ def test_a_call_and_a_request_share_their_answer_and_their_error(slow: Served) -
             "The answer under this idempotency-key is a whole message. Ask for it so, or take a new"
             " key.",
         )
-        wrong = CreateMessageRequest(json_body=msgspec.json.encode(body(max_tokens=-1)))
-        first = slow.client.post(
-            "/v1/messages", content=wrong.json_body, headers=KEYED | {FIELD: "bad"}
-        )
-        text = first.json()["error"]["message"]
-        assert first.status_code == 400
-        for _ in range(2):
-            fails(
-                lambda: client.CreateMessage(wrong, metadata=[(FIELD, "bad")]),
-                grpc.StatusCode.INVALID_ARGUMENT,
-                text,
+        for key, text in [
+            ("bad", msgspec.json.encode(body(max_tokens=-1))),
+            ("deep", b'{"a":' + b"[" * 9999),
+        ]:
+            wrong = CreateMessageRequest(json_body=text)
+            first = slow.client.post(
+                "/v1/messages", content=wrong.json_body, headers=KEYED | {FIELD: key}
             )
+            assert first.status_code == 400
+            for _ in range(2):
+                fails(
+                    partial(client.CreateMessage, wrong, metadata=[(FIELD, key)]),
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    first.json()["error"]["message"],
+                )
 
 
 def test_an_error_within_a_stream_is_told_in_each_form() -> None:

@@ -36,10 +36,11 @@ OPEN_ARRAY, OPEN_OBJECT, COLON, COMMA = b"[", b"{", b":", b","
 
 def decodable(body: bytes) -> bytes:
     """The same without a byte order mark, and with U+FFFD for lone surrogates, which clients write
-    that cut a string in two. Positions stay."""
+    that cut a string in two: as long as there are few. Positions stay."""
     if body.startswith(BYTE_ORDER_MARK):
         body = AS_SPACES + body[len(BYTE_ORDER_MARK) :]
-    if not any(beginning in body for beginning in SURROGATE_BEGINNINGS) or b"\0" in body:
+    surrogates = sum(body.count(beginning) for beginning in SURROGATE_BEGINNINGS)
+    if not 0 < surrogates <= limits.JSON_SURROGATES_MAX or b"\0" in body:
         return body
     hidden = LONE_SURROGATE.sub(REPLACEMENT, body.replace(ESCAPED_BACKSLASH, NO_BACKSLASHES))
     return hidden.replace(NO_BACKSLASHES, ESCAPED_BACKSLASH)

@@ -31,6 +31,9 @@ JSON_STRINGS_MAX = 500_000
 JSON_ELEMENTS_MAX = 500_000
 """Elements of arrays and members of objects of one body, whatever they are: each becomes an object
 of the interpreter while its lock is held. Several times the tokens of the longest context."""
+JSON_SURROGATES_MAX = 500_000
+"""Escaped surrogates of one body among which lone ones are mended; beyond it the decoder refuses
+them."""
 JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 

@@ -192,7 +192,7 @@ def _tool_use(call: Json, *, may_be_cut: bool) -> Json | None:
     function = call["function"]
     try:
         given = msgspec.json.decode((function.get("arguments") or "{}").encode())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         if may_be_cut:
             return None
         raise UnmappableError("arguments") from None
