@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -80,12 +80,16 @@ def test_f52_agents_are_started_with_a_profile(strict: Served) -> None:
 
 # ---- chat ----------------------------------------------------------------------------------------
 def run_chat(
-    tmp_path: Path, *arguments: str, stdin: str | None = ""
+    tmp_path: Path,
+    *arguments: str,
+    stdin: str | None = "",
+    stdout: IO[str] | int = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*SUBLIMATE, "chat", *arguments],
         input=stdin,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=SECONDS,
         env=environment(tmp_path),
@@ -106,6 +110,9 @@ def test_f59_a_pipe_and_an_argument_get_one_answer_and_nothing_else(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.endswith("\n") and done.stdout.strip()
         assert "Talking" not in done.stdout and ">" not in done.stdout
+    with Path("/dev/full").open("w") as full:
+        done = run_chat(tmp_path, "--url", shared.url, "say hello", stdout=full)
+    assert done.returncode == 2 and "No space left" in done.stderr
     nothing = run_chat(tmp_path, "--url", shared.url)
     assert nothing.returncode == 2 and "nothing to say" in nothing.stderr
 

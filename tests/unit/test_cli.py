@@ -435,6 +435,20 @@ def test_f60_a_piped_table_has_a_row_in_each_line() -> None:
         assert any(name in line and entry.title in line for line in done.stdout.splitlines()), name
 
 
+@pytest.mark.parametrize("command", ["models", "version", "ls"])
+def test_a_full_disk_is_named(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sublimate", command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "Error: Cannot write the output: No space left on device.\n"
+
+
 # ---- chat ---------------------------------------------------------------------------------------
 class Said:
     """What a person types."""
@@ -450,19 +464,23 @@ class Said:
 
 
 def test_f59_a_conversation_has_turns_commands_and_several_lines(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent: list[list[str]] = []
 
-    def answer(self: chat.Conversation) -> str:
+    def answer(self: chat.Conversation) -> Iterator[str]:
         sent.append([message["content"] for message in self.messages])
-        if sent[-1][-1] == "fail":
+        if sent[-1][-1] == "fail" or len(sent) == 4:
             raise PeerError("no")
-        return "answer"
+        yield "ans"
+        if len(sent) == 5:
+            raise KeyboardInterrupt
+        yield "wer"
 
-    monkeypatch.setattr(chat.Conversation, "_answer", answer)
+    monkeypatch.setattr(chat.Conversation, "_pieces", answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    typed = ["one", "", "fail", "two", "/help", "/retry", "/system Be brief.", "/new", "three"]
+    typed = ["one", "", "fail", "two", "/help", "/retry", "/retry", "/bogus", "more"]
+    typed += ["/system Be brief.", "/new", "three"]
     monkeypatch.setattr("builtins.input", Said([*typed, '"""four', "five", '  six"""']))
     talk = chat.Conversation(Peer("http://127.0.0.1:1"), {})
     history = tmp_path / "folder" / "history"
@@ -472,10 +490,13 @@ def test_f59_a_conversation_has_turns_commands_and_several_lines(
         ["one", "answer", "fail"],
         ["one", "answer", "two"],
         ["one", "answer", "two"],
+        ["one", "answer", "two"],
+        ["one", "answer", "two", "ans", "more"],
         ["three"],
         ["three", "answer", "four\nfive\n  six"],
     ]
     assert talk.system == "Be brief."
+    assert capsys.readouterr().out.count("There is no command /bogus.") == 1
     assert history.stat().st_mode & 0o777 == 0o600
 
 

@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -185,48 +185,60 @@ class Conversation:
             self.messages.pop()
 
     def retry(self) -> bool:
-        """Answer the last turn again. False if there is no turn. Raises PeerError."""
+        """Answer the last turn again. False if there is no turn. Raises PeerError, after which the
+        earlier answer stands, as it does where there is no other."""
         if len(self.messages) < 2:
             return False
-        self.messages.pop()
-        self.ask(self.messages.pop()["content"])
+        before = self.messages[:]
+        del self.messages[-2:]
+        try:
+            self.ask(before[-2]["content"])
+        finally:
+            if len(self.messages) < len(before):
+                self.messages[:] = before
         return True
 
     def _answer(self) -> str:
         """What the model wrote until the end or Ctrl-C."""
+        written: list[str] = []
+        try:
+            with closing(self._pieces()) as pieces:
+                for piece in pieces:
+                    out.file.write(piece)
+                    out.file.flush()
+                    written.append(piece)
+        except KeyboardInterrupt:
+            out.file.write(" ...")  # shown to the user; not part of the answer
+        finally:
+            if written:
+                out.print()
+        return "".join(written)
+
+    def _pieces(self) -> Generator[str]:
+        """Of the answer to the messages. Raises PeerError."""
         body: dict[str, Any] = {"model": "default", "stream": True, **self._options}
         body["messages"] = self.messages
         if self.system:
             body["system"] = self.system
-        connection = self._peer.connection(ANSWER_SECONDS)
-        pieces: list[str] = []
-        try:
-            path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + MESSAGES.path
-            sent = headers(self._peer.key, self._peer.profile)
-            connection.request("POST", path, msgspec.json.encode(body), sent)
-            response = connection.getresponse()
-            if response.status != OK_STATUS:
-                raise PeerError(f"{response.status} {error_text(response.read())}")
-            for line in response:
-                if not line.startswith(b"data:"):
-                    continue
-                delta = read_event(line[len(b"data:") :].strip())
-                if delta.error:
-                    raise PeerError(delta.error)
-                out.file.write(delta.text)
-                out.file.flush()
-                pieces.append(delta.text)
-                if delta.finished:
-                    break
-        except KeyboardInterrupt:
-            out.file.write(" ...")  # shown to the user; not part of the answer
-        except (OSError, http.client.HTTPException) as error:
-            raise PeerError(f"The connection ended: {type(error).__name__}.") from error
-        finally:
-            connection.close()
-            if pieces:
-                out.print()
-        return "".join(pieces)
+        path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + MESSAGES.path
+        sent = headers(self._peer.key, self._peer.profile)
+        with closing(self._peer.connection(ANSWER_SECONDS)) as connection:
+            try:
+                connection.request("POST", path, msgspec.json.encode(body), sent)
+                response = connection.getresponse()
+                if response.status != OK_STATUS:
+                    raise PeerError(f"{response.status} {error_text(response.read())}")
+                for line in response:
+                    if not line.startswith(b"data:"):
+                        continue
+                    delta = read_event(line[len(b"data:") :].strip())
+                    if delta.error:
+                        raise PeerError(delta.error)
+                    yield delta.text
+                    if delta.finished:
+                        return
+            except (OSError, http.client.HTTPException) as error:
+                raise PeerError(f"The connection ended: {type(error).__name__}.") from error
 
 
 def _converse(conversation: Conversation, prompt: str, history: Path) -> ExitCode:
@@ -287,6 +299,8 @@ def _obey(conversation: Conversation, text: str) -> bool:
         if not conversation.retry():
             out.print("There is no answer yet.")
     else:
+        if command != "/help":
+            out.print(f"There is no command {command}.", markup=False)
         for name, does in COMMANDS.items():
             out.print(f"{name:16} {does}", markup=False)
     return True

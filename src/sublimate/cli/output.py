@@ -5,7 +5,9 @@ defines: out, errors, complain, note, run_guarded, print_plain, error_text
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     errors: Console
 
 ERROR_BYTES_MAX = 300
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PIPE_COLUMNS = 10_000
 """Wide enough that a program gets each row of a table in one line."""
 
@@ -87,6 +90,12 @@ def run_guarded(action: Callable[[], int | None]) -> int:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         return int(ExitCode.OK)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        complain(f"Cannot write {error.filename or 'the output'}: {error.strerror}.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left of it
+        return int(ExitCode.USAGE)
 
 
 def print_plain(text: str) -> None:
