@@ -539,7 +539,7 @@ def test_a_fallback_that_is_down_as_well_is_left_alone_until_a_probe() -> None:
                     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(message)}\r\n\r\n".encode()
                     connection.sendall(head + message)
                     assert asked.result().json() == {"type": "message", "content": []}
-        assert fallback.circuit.state == "closed"
+        wait_until(lambda: fallback.circuit.state == "closed")
 
 
 def test_who_leaves_says_nothing_of_the_request_that_tries_the_other(messages: Served) -> None:

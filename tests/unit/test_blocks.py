@@ -19,6 +19,7 @@ from sublimate.model.tool_formats import FORMATS, LENIENT_MARKERS, ToolCall, Too
 from test_text import Stream, run
 
 TOOLS = ("get", "put-file")
+TOKEN_BYTES_MAX = _core.LIMITS["TOKEN_BYTES_MAX"]
 
 
 def of_family(family: ToolFormat, *, eager: bool = False, thinks: bool = True) -> Format:
@@ -141,7 +142,8 @@ def streams(
     """An answer as tokens that are cut anywhere, and the places of polls."""
     form, text = draw(source)
     data = text.encode()
-    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=12)))
+    cuts = draw(st.lists(st.integers(0, len(data)), max_size=12))
+    cuts = sorted([*cuts, *range(TOKEN_BYTES_MAX, len(data), TOKEN_BYTES_MAX)])
     tokens = [data[a:b] for a, b in itertools.pairwise([0, *cuts, len(data)])]
     return form, tokens, sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
 
