@@ -190,6 +190,14 @@ def serve(
             served.call(server.close)
             closing = server.wait_closed()
             asyncio.run_coroutine_threadsafe(closing, loop).result(WAIT_SECONDS)
+            served.call(lambda: _abort(server))
+
+
+def _abort(server: EdgeServer) -> None:
+    """End what a client still holds, as the end of a process does: the loop could not close."""
+    for connection in [*server._connections, *server._refused]:
+        if hasattr(connection.transport, "abort"):  # QUIC's has ended
+            connection.transport.abort()
 
 
 @contextlib.contextmanager
