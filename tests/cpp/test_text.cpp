@@ -17,10 +17,11 @@ void* operator new(size_t bytes) {
     if (memory == nullptr) std::abort();
     return memory;
 }
-void operator delete(void* memory) noexcept {
+// Inlined next to a call of operator new, std::free is a false mismatched-new-delete of GCC 12.
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }
-void operator delete(void* memory, size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
     std::free(memory);
 }
 

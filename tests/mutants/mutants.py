@@ -180,7 +180,7 @@ class Copy:
             word.replace(f"{ROOT}/", f"{self.root}/") for word in _command_of(source, program)
         ]
         command = [word.replace(f"{self.root}/build/wheel", str(WHEEL)) for word in command]
-        command = ["-O1" if word == "-O3" else word for word in command]
+        command = ["-O1" if word == "-O3" else word for word in command if word != "-Werror"]
         target = str(self.objects / (f"{program}-{source.replace('/', '-')}.o"))
         command[command.index("-o") + 1] = target
         done = _run(command, WHEEL)
