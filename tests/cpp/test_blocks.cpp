@@ -12,12 +12,12 @@
 
 static long heap_allocations = 0;
 
-void* operator new(size_t size) {
+// One of the pair inlined without the other is a false mismatched-new-delete of GCC 12.
+[[gnu::noinline]] void* operator new(size_t size) {
     heap_allocations++;
     if (void* memory = std::malloc(size)) return memory;
     throw std::bad_alloc();
 }
-// Inlined next to a call of operator new, std::free is a false mismatched-new-delete of GCC 12.
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }

@@ -11,13 +11,13 @@
 
 static long allocations = 0;
 
-void* operator new(size_t bytes) {
+// One of the pair inlined without the other is a false mismatched-new-delete of GCC 12.
+[[gnu::noinline]] void* operator new(size_t bytes) {
     allocations++;
     void* memory = std::malloc(bytes);
     if (memory == nullptr) std::abort();
     return memory;
 }
-// Inlined next to a call of operator new, std::free is a false mismatched-new-delete of GCC 12.
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
     std::free(memory);
 }
