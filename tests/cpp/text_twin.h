@@ -242,6 +242,7 @@ struct FoldedBlock {
     std::string text;       // of a call, its arguments
     std::string name;
     bool ended = false;
+    bool cut = false; // of a call
     bool operator==(const FoldedBlock&) const = default;
 };
 
@@ -251,11 +252,14 @@ inline bool fold_slow(std::span<const StreamPiece> pieces, std::vector<FoldedBlo
     for (const StreamPiece& piece : pieces) {
         bool open = !blocks.empty() && !blocks.back().ended;
         if (piece.text.empty() && piece.kind != Kind::stop) return false;
-        if ((piece.kind == Kind::tool_start) == piece.id.empty()) return false;
+        bool cut = piece.kind == Kind::stop && piece.id == "cut";
+        if ((piece.kind == Kind::tool_start || cut) == piece.id.empty()) return false;
         if (piece.kind == Kind::stop || piece.kind == Kind::arguments) {
             if (!open) return false;
             if (piece.kind == Kind::stop) {
                 blocks.back().ended = true;
+                blocks.back().cut = cut;
+                if (cut && blocks.back().kind != Kind::tool_start) return false;
                 if (piece.text.empty() == (blocks.back().kind == Kind::thinking)) return false;
                 continue;
             }
