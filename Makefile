@@ -213,7 +213,7 @@ bench: build
 sim: .venv/stamp-programs
 	$(WHEEL_BUILD)/simulators/sublimate_sim $(ARGS)
 
-# Bugs planted one at a time, each of which a suite must notice; see docs/faults.md. Takes hours.
+# Bugs planted one at a time, each of which a suite must notice; see docs/faults.md.
 mutants: .venv/stamp-programs .venv/stamp-test
 	$(BIN)/python tests/mutants/mutants.py $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The list of planted bugs fits the tree. `make mutants` runs them, which takes hours."""
+"""The list of planted bugs fits the tree. `make mutants` runs them."""
 
 from collections import Counter
 

@@ -327,6 +327,28 @@ def test_a_first_label_that_is_too_short_keeps_nothing(served: Served, client: C
 
 
 # ---- connections -------------------------------------------------------------------------------
+def test_labels_are_known_before_a_client_can_use_them(
+    served: Served, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quic = served.server._quic
+    assert quic is not None
+    send = quic.send_flight
+    told, unknown = set[bytes](), set[bytes]()
+
+    def send_flight(flight: Any) -> None:
+        for connection in quic._labels:
+            issued = {one.cid for one in connection.transport._host_cids if one.was_sent}
+            told.update(issued)
+            unknown.update(issued - quic._by_label.keys())
+        send(flight)
+
+    monkeypatch.setattr(quic, "send_flight", send_flight)
+    client = connect(served, pair)
+    assert client.ask("GET", "/livez").status == 200
+    client.close()
+    assert len(told) > 1 and not unknown
+
+
 def test_a_client_may_move_between_requests_and_within_a_stream(
     served: Served, client: Client
 ) -> None:

@@ -175,7 +175,9 @@ class Http3Connection:
         if self._is_over or not self.transport.has_peer:
             return
         now = time.monotonic()
-        if flight := self.transport.datagrams_to_send(now):
+        flight = self.transport.datagrams_to_send(now)
+        self._take_events()  # a client may use a label as soon as it is told
+        if flight:
             self._listener.send_flight(flight)
         due = self.transport.get_timer()
         if due is not None:
