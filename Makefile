@@ -123,10 +123,11 @@ test-qwen: build .venv/stamp-test
 	$(BIN)/python -m sublimate pull qwen2.5-coder-0.5b
 	$(PYTEST) -m qwen tests/golden/test_qwen.py $(ARGS)
 
-# Agents themselves, with loopback for all their network: the newest, and an older Claude Code.
+# Agents themselves, with loopback for all their network: the newest, and an older Claude Code. Their locks name
+# packages of this platform alone, which `npm ci` refuses.
 AGENTS := tests/clients/claude_code tests/clients/agents
 test-clients: build .venv/stamp-test
-	for folder in $(AGENTS); do npm ci --prefix $$folder --no-audit --no-fund || exit 1; \
+	for folder in $(AGENTS); do npm install --no-save --prefix $$folder --no-audit --no-fund || exit 1; \
 	  node $$folder/node_modules/@anthropic-ai/claude-code/install.cjs || exit 1; done
 	unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 	  $(PYTEST) -m clients $(AGENTS) $(ARGS)
