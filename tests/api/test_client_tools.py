@@ -173,6 +173,16 @@ def test_f21_a_choice_of_a_tool_that_is_left_out_is_an_error(server: Served) -> 
         assert reply.status_code == 400 and "tool_choice" in reply.json()["error"]["param"]
 
 
+@pytest.mark.parametrize("grammar", ["a", None, 5, []])
+def test_a_grammar_that_is_no_object_is_named(server: Served, grammar: Any) -> None:
+    tool = {"name": "patch", "format": {"type": "grammar", "grammar": grammar}}
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    asked["tools"] = [{"type": "custom", "custom": tool}]
+    answer = server.client.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 400
+    assert "tools.0.custom.format.grammar" in answer.json()["error"]["message"]
+
+
 def test_f21_a_custom_tool_of_chat_completions(server: Served) -> None:
     tool = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
     asked: dict[str, Any] = {"model": "tiny"}

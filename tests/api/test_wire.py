@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -311,6 +312,33 @@ def test_nothing_behind_a_refusal_that_is_owed_is_begun() -> None:
             received += more
         assert b"Hello there" in received and b"A B STOP" not in received
         assert served.region.stats()["accepted"] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "count"),
+    [
+        pytest.param(http_get("/livez"), 450, id="heads"),
+        pytest.param(http_post(body("x" * 18_000), "/v1/messages/count_tokens"), 1, id="body"),
+        pytest.param(http_post({}, "/v1/messages/count_tokens"), 1200, id="small bodies"),
+    ],
+)
+@pytest.mark.parametrize("last", [http_get("/livez"), http_post(body("say stop"))])
+def test_requests_before_a_head_are_no_part_of_it(
+    shared: Served, before: bytes, count: int, last: bytes
+) -> None:
+    def received(is_all: Callable[[bytes], bool]) -> bytes:
+        data = b""
+        while not is_all(data):
+            more = sock.recv(65536)
+            assert more, data[-300:]
+            data += more
+        return data
+
+    with shared.connect() as sock:
+        sock.sendall(before * count + last[:20])
+        received(lambda data: data.count(b"HTTP/1.1 ") == count and data.endswith((b"}", b"ok")))
+        sock.sendall(last[20:])
+        assert received(lambda data: b"\r\n\r\n" in data).startswith(b"HTTP/1.1 200 ")
 
 
 def test_too_much_pipelined_is_cut() -> None:

@@ -271,6 +271,9 @@ def test_batches_and_files_are_one_edge_s_and_all_reach_them(server: Server) -> 
     for identifier in files:
         shown = asked(server, "GET", f"/v1/files/{identifier}", 4)
         assert {reply.json()["size_bytes"] for reply in shown} == {len(content)}
+        heads = asked(server, "HEAD", f"/v1/files/{identifier}", 4)
+        assert {(head.status_code, head.content) for head in heads} == {(200, b"")}
+        assert {head.headers["content-length"] for head in heads} == {str(len(shown[0].content))}
     small = {"file": ("b.txt", b"short", "text/plain")}
     uploaded = asked(server, "POST", "/v1/files", 1, files=small)[0].json()
     source = {"type": "file", "file_id": uploaded["id"]}

@@ -252,6 +252,19 @@ def test_f06_calls_of_a_library_are_as_before(served: Served) -> None:
         assert method(b"").data
 
 
+@pytest.mark.parametrize("length", [0, 3, len(LIST), 10**17])
+def test_a_length_that_is_not_that_of_the_body_is_malformed(served: Served, length: int) -> None:
+    head = h2.call_head(PATH) + h2.field(b"content-length", str(length).encode())
+    with connect(served) as connection:
+        connection.send(h2.headers(1, head) + h2.frame(h2.DATA, h2.END_STREAM, 1, LIST))
+        kind = h2.HEADERS if length == len(LIST) else h2.RST_STREAM
+        assert connection.until(kind, 5) is not None
+        assert {one.kind for one in connection.frames if one.stream == 1} >= {kind}
+        connection.send(h2.headers(3, h2.call_head(PATH)))
+        connection.send(h2.frame(h2.DATA, h2.END_STREAM, 3, LIST))
+        assert connection.until(h2.DATA, 5) is not None, "the connection goes on"
+
+
 # ---- blocks --------------------------------------------------------------------------------------
 def test_f01_blocks_of_the_standards_examples() -> None:
     """RFC 7541, appendix C.4 and C.6: packed strings, and a table from block to block."""

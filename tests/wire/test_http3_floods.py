@@ -230,6 +230,27 @@ def test_f16_a_malformed_request_ends_its_stream_alone(client: Client, head: Hea
     assert client.ask("GET", "/livez").status == 200
 
 
+KEYS = [(b"idempotency-key", b"a"), (b"idempotency-key", b"b")]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param([GET[0], GET[2]], id="no scheme"),
+        pytest.param([*GET, (b":protocol", b"websocket")], id="protocol"),
+        pytest.param([(b":method", b"GE T"), *GET[1:]], id="method with a space"),
+        pytest.param([(b":method", b""), *GET[1:]], id="empty method"),
+        pytest.param([*GET[:2], (b":path", b"/liv\xe9z")], id="path of 8 bits"),
+        pytest.param([*GET, (b"content-length", b"+0")], id="length with a sign"),
+        pytest.param([*GET, (b"content-length", b"0_0")], id="length with a line"),
+        pytest.param([*GET, *KEYS], id="two keys"),
+    ],
+)
+def test_a_doubtful_head_is_400(client: Client, head: Head) -> None:
+    assert ask_raw(client, [*head, (b"host", b"localhost")]).status == 400
+    assert client.ask("GET", "/livez").status == 200
+
+
 def test_f16_a_head_that_is_too_large_is_answered(client: Client) -> None:
     for more in ([(b"x", b"y" * 17_000)], [(b"x-%d" % n, b"") for n in range(120)]):
         assert ask_raw(client, [*GET, (b"host", b"localhost"), *more]).status == 431

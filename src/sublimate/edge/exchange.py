@@ -251,14 +251,13 @@ class Exchange:
         """Head and body at once."""
         if self.answered:
             return
-        is_head = self.request.method == "HEAD"
         if pays(len(body)):
             headers = [*headers, ("vary", "accept-encoding")]
             if accepts_gzip(self.request.field(b"accept-encoding")):
                 body = compress(body)
                 headers.append(("content-encoding", "gzip"))
         headers = self._fields(status, [*headers, ("content-length", str(len(body)))])
-        self.pass_on(status, headers, b"" if is_head else body)
+        self.pass_on(status, headers, body)
 
     def pass_on(self, status: int, fields: Sequence[Header], body: bytes) -> None:
         """A whole answer that was made elsewhere: all of its head is there."""
@@ -266,7 +265,7 @@ class Exchange:
             raise RuntimeError("an answer ends once")
         self.status = status
         self._begin_end()
-        self.wire.whole(status, fields, body)
+        self.wire.whole(status, fields, b"" if self.request.method == "HEAD" else body)
         self._end()
 
     def pass_on_stream(self, status: int, fields: Sequence[Header], frames: bytes) -> None:

@@ -13,6 +13,9 @@ from .limits import HttpLimits
 Head = Sequence[tuple[bytes, bytes]]
 NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 FORBIDDEN = re.compile(rb"[\0\r\n]")
+METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+TARGET = re.compile(rb"/[!-~]*|\*")
+LENGTH = re.compile(rb"[0-9]{1,18}")
 PSEUDO_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
 REQUIRED_FIELDS = PSEUDO_FIELDS - {b":authority"}
 OF_A_CONNECTION = frozenset(
@@ -56,8 +59,8 @@ def is_well_formed(head: Head) -> bool:
 
 
 def request_of(head: Head) -> Request:
-    """The request of a head whose size, names, values and pseudo fields are checked. Raises
-    ApiError if it is ambiguous."""
+    """The request of a head whose size, names and values are checked. Raises ApiError if it is
+    malformed or ambiguous."""
     pseudo: dict[bytes, bytes] = {}
     values: dict[bytes, list[bytes]] = {}
     for name, value in head:
@@ -74,8 +77,11 @@ def request_of(head: Head) -> Request:
     authority = pseudo.get(b":authority")
     if authority is not None and fields.setdefault(b"host", authority) != authority:
         raise ApiError("malformed_request")  # which host was meant decides what is let in
-    target = pseudo.get(b":path", b"")
-    if b"host" not in fields or not (target.startswith(b"/") or target == b"*"):
+    if not REQUIRED_FIELDS <= pseudo.keys() <= PSEUDO_FIELDS or b"host" not in fields:
         raise ApiError("malformed_request")
-    method = pseudo.get(b":method", b"").decode("latin-1")
-    return Request(method, target, fields)
+    method, target = pseudo[b":method"], pseudo[b":path"]
+    if not METHOD.fullmatch(method) or not TARGET.fullmatch(target):
+        raise ApiError("malformed_request")
+    if not LENGTH.fullmatch(fields.get(b"content-length", b"0")):
+        raise ApiError("malformed_request")
+    return Request(method.decode("latin-1"), target, fields)

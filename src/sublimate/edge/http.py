@@ -46,7 +46,7 @@ SSE_COMMENT = b":\n\n"
 # Fields that decide framing or access: twice is a doubt, not a list.
 SINGLE_FIELDS = frozenset(
     b"host content-length content-type content-encoding transfer-encoding "
-    b"authorization x-api-key origin".split()
+    b"authorization x-api-key origin idempotency-key".split()
 )
 FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
@@ -166,6 +166,8 @@ class HttpConnection(asyncio.Protocol):
         self._pipelined_bytes = 0
         self._in_head = False
         self._in_body = False
+        self._has_completed = False
+        """A request has ended in what was read last."""
         self._is_tunnel = False
         """CONNECT: what follows is not HTTP."""
         self._body_is_cut_off = False
@@ -214,6 +216,7 @@ class HttpConnection(asyncio.Protocol):
         if is_ahead and self._count_pipelined(len(data)):
             return
         head_before, body_before = self._in_head, self._in_body
+        self._has_completed = False
         try:
             if self.is_relayed:
                 self._parse_relayed(data)
@@ -460,6 +463,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or self._lingering or self._body_is_cut_off:
             return
         self._in_body = False
+        self._has_completed = True
         body, self._body = self._body, None
         try:
             if body is not None:
@@ -504,13 +508,14 @@ class HttpConnection(asyncio.Protocol):
     def _check_progress(self, size: int, head_before: bool, body_before: bool) -> None:
         """After each read: what the parser holds back is counted, and the deadline set anew."""
         if self._in_head:
-            # A field that is not complete is only seen as bytes that went in.
-            if head_before or not body_before:
+            # A field that is not complete is only seen as bytes that went in. How many of them
+            # were of requests before this one is not known.
+            if not self._has_completed:
                 self._unparsed_bytes += size
             if self._unparsed_bytes > self.limits.header_bytes_max:
                 self._refuse(self._headers_too_large())
                 return
-        elif self._in_body:
+        elif self._in_body and not self._has_completed:
             self._body_wire_bytes += size if body_before else max(0, size - self._head_bytes)
             overhead = self._body_wire_bytes - self._body_bytes
             if (

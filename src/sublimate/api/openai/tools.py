@@ -154,7 +154,7 @@ def _function(path: str, param: ToolParam, namespace: str, nested: bool) -> Offe
         raise field_error(f"{path}.name", "field required")
     name = flat_name(namespace, given.name)
     if kind == "custom":
-        description, schema = _free_text(given.description or "", given.format or {})
+        description, schema = _free_text(path, given.description or "", given.format or {})
         tool = make_tool(path, name, description, schema, strict=False)
     else:
         tool = make_tool(path, name, given.description, given.parameters, bool(given.strict))
@@ -167,10 +167,13 @@ def flat_name(namespace: str | None, name: str) -> str:
     return joined[-NAME_CHARACTERS_MAX:] if namespace else joined
 
 
-def _free_text(description: str, format: Json) -> tuple[str, Json]:
-    """(Description, schema) of a function that takes the text of a custom tool."""
+def _free_text(path: str, description: str, format: Json) -> tuple[str, Json]:
+    """(Description, schema) of a function that takes the text of a custom tool. Raises ApiError."""
     text: Json = {"type": "string"}
-    grammar = cast(Json, format.get("grammar", format))
+    grammar = format.get("grammar", format)
+    if not isinstance(grammar, dict):
+        raise field_error(f"{path}.format.grammar", "expected an object")
+    grammar = cast(Json, grammar)
     definition = grammar.get("definition")
     if isinstance(definition, str) and grammar.get("syntax") == "regex":
         text["pattern"] = f"^(?:{definition})$"  # a grammar is of all the text, a pattern of a part

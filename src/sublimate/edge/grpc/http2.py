@@ -602,10 +602,13 @@ class Http2Connection(asyncio.Protocol):
         """The client has said all."""
         body, exchange = stream.body, stream.exchange
         stream.is_handled, stream.body = True, None
-        self._body_bytes -= stream.received_bytes
-        stream.received_bytes = 0
+        received, stream.received_bytes = stream.received_bytes, 0
+        self._body_bytes -= received
         if body is None or exchange.answered:
             self.is_ready(stream)  # a whole answer may have waited for this
+            return
+        if int(exchange.request.fields.get(b"content-length", received)) != received:
+            self._reset(stream.number, PROTOCOL_ERROR)  # RFC 9113, 8.1.1
             return
         try:
             body.finish()
