@@ -28,6 +28,8 @@ from sublimate.config import Settings, cache_folder
 from sublimate.model.files import fetch
 
 START_SECONDS, SETTLE_SECONDS = 180.0, 30.0
+STARTED_SECONDS = 5.0
+"""After this an edge has loaded what it leaves for later, which holds up a stream for a moment."""
 ANSWER_TOKENS, STEP_US = 400, 1000
 PAUSE_SECONDS = 0.01
 IN_CLEAR = ("HTTP/2 rapid resets", *(name for name in attacks.FLOODS if "HTTP/2" in name))
@@ -87,6 +89,7 @@ class Storm:
         ports = self._ports(server)
         edge = server.children()["sublimate.edge"]
         good = Good(server.url)
+        time.sleep(STARTED_SECONDS)
         quiet = self._probe(ports, self._seconds / 2)
         calm = good.run(self._seconds / 2)
         before, held = memory_kib(edge), descriptors(edge)
