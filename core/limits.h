@@ -19,9 +19,8 @@ constexpr int32_t LOGPROBS_MAX = 20;       // alternatives reported per token
 constexpr int32_t PRIORITIES_MAX = 3;      // one per execution profile
 
 // ---- slots: where request records live in shared memory -------------------------------------
-// A record takes the smallest free slot that
-// holds it. Five size classes keep 32 K-token prompts possible without giving every short prompt
-// 512 KiB.
+// A record takes the smallest free slot that holds it. Five size classes make prompts of 131,000
+// tokens possible without giving every short prompt 2 MiB.
 constexpr int32_t SLOT_CLASSES = 5;
 constexpr int32_t SLOT_WORDS[SLOT_CLASSES] = {1024, 4096, 16384, 65536, 524288};
 constexpr int32_t SLOT_COUNTS[SLOT_CLASSES] = {256, 128, 64, 32, 8};

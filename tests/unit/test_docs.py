@@ -1,4 +1,4 @@
-"""The documents against the tree: what they name exists, and what exists is named."""
+"""The documents against the tree: what they name exists."""
 
 import re
 import tomllib

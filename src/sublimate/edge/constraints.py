@@ -1,7 +1,4 @@
-"""From a prepared generation to what its answer is held to.
-
-defines: wanted_of, constrained, relaxed_header
-"""
+"""The grammar that the answer of a prepared generation is held to."""
 
 from __future__ import annotations
 

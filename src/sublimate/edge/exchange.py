@@ -1,7 +1,4 @@
-"""One request with its answer. Handlers write here; a wire (wire.py) carries it to the client.
-
-defines: RELAYED, STREAMS, name_process, worker_of, new_identifier, Request, BodySink, Exchange
-"""
+"""One request with its answer. Handlers write here; a wire (wire.py) carries it to the client."""
 
 from __future__ import annotations
 
@@ -202,7 +199,7 @@ class Exchange:
         self.error_code = ""
         """Of the error that it was answered with."""
         self.handler: Any = None
-        """Of the route that was found; called with the exchange."""
+        """Of the route that was found; called with the server and the exchange."""
         self.error_shape: ErrorShape = MESSAGES_SHAPE
         """Of the surface whose path this is; of the answer, once that streams."""
         self.owner = NOBODY
@@ -368,7 +365,7 @@ class Exchange:
         self.wire.resume_body()
 
     def cut(self) -> None:
-        """End the connection at once: its client takes nothing."""
+        """End the connection, or its stream, at once: its client takes nothing."""
         self.was_slow = True
         self.wire.cut()
 

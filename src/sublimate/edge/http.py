@@ -7,12 +7,12 @@ switch and three dictionaries between a ready frame and the socket.
     accept --header deadline--> head --body deadline--> body --> answer --idle deadline--> head ...
 
 What arrives while an answer is under way is parsed and waits. A reset cancels the answer. After an
-end of file a complete request is still answered, because a client may close its sending side alone;
-one that has closed both is found by a probe and cancelled (`_probe`). While answers wait unread in
-our memory no request is begun and nothing is read. Any doubt about framing is a 400, after the
-answers that are owed, and the end of the connection, which lingers: our side is closed, what the
-client still sends is read and dropped, so that it sees the answer and not a reset. Whatever is
-being ended has a deadline.
+end of file a complete request is still answered, because a client may close its sending side alone
+(not over TLS, which closes both); one that has closed both is found by a probe and cancelled
+(`_probe`). While answers wait unread in our memory no request is begun and nothing is read. Any
+doubt about framing is a 400, after the answers that are owed, and the end of the connection, which
+lingers: our side is closed, what the client still sends is read and dropped, so that it sees the
+answer and not a reset. Whatever is being ended has a deadline.
 
 defines: Application, HttpConnection
 """

@@ -215,8 +215,8 @@ OUTCOME_GRACE_SECONDS = 5.0
 
 # ---- content codings -----------------------------------------------------------------------------
 GZIP_BYTES_MIN = 8 * KIB
-"""Whole answers from here on are compressed for clients that take it. Below, and for anything on
-loopback, the transfer costs less than the work."""
+"""Whole answers from here on are compressed for clients that take it. Below, the
+transfer costs less than the work."""
 GZIP_BYTES_MAX = 4 * MIB
 """Above, the event loop would stand still for tens of milliseconds."""
 

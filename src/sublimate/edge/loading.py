@@ -98,7 +98,7 @@ class Loading:
         return sum(self._waiting.values())
 
     async def come(self, error: NotLoadedError) -> None:
-        """Returns when what was missing is there. Raises ApiError (503)."""
+        """Returns when what was missing is there. Raises ApiError: 503, or 529 while draining."""
         served = error.served
         if served not in self._waiting:
             raise RuntimeError("who waits is counted")

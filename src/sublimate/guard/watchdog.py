@@ -25,7 +25,7 @@ STALLED_WARM_UPS = 2.0
 HUNG_WARM_UPS = 4.0
 STEPLESS_FACTOR = 3.0
 """A loop that turns may wait for others: for a mask, or for an edge to read, which it gives up
-after ten seconds. So it has longer until it is tripped."""
+after five seconds. So it has longer until it is tripped."""
 
 State = Literal["ok", "tripped", "hung"]
 """tripped: it gets no work until it goes on; hung: it will not, and is to be restarted."""

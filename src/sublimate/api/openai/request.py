@@ -1,8 +1,4 @@
-"""What the bodies of the OpenAI APIs share.
-
-defines: SharedFields, StreamOptions, StopFields, check_not_offered, check_one, checked_sampling,
-         logprobs_of, Part, content_text, JsonSchema, answer_schema, Function, Choice, read_choice
-"""
+"""What the bodies of the OpenAI APIs share."""
 
 from __future__ import annotations
 

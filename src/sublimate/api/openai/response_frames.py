@@ -210,8 +210,8 @@ class ResponsesDialect(Dialect):
         return response
 
     def _conversation(self) -> list[Turn] | None:
-        """With this answer. None: a call was cut, or has a number that no double holds, so nobody
-        can go on from it."""
+        """With this answer. None: a call has arguments that cannot be read, such as a number that
+        no double holds, so that nobody can go on from it."""
         turns = list(self._generation.conversation)
         try:
             blocks = list(map(_block, self._output))

@@ -4,9 +4,9 @@
     every turn of the event loop in which something was written: one write
 
 A library that hands over whole heads has already expanded what a few bytes refer to, and none ends
-a connection for frames that are many and carry nothing. Here each frame is counted before it is
-handled, work is bounded per turn of the event loop, and what a client does not read waits in its
-stream, whose bound the call watches.
+a connection for frames that are many and carry nothing. Here frames that carry nothing are counted
+before they are handled, work is bounded per turn of the event loop, and what a client does not read
+waits in its stream, whose bound the call watches.
 """
 
 from __future__ import annotations
@@ -605,7 +605,7 @@ class Http2Connection(asyncio.Protocol):
         received, stream.received_bytes = stream.received_bytes, 0
         self._body_bytes -= received
         if body is None or exchange.answered:
-            self.is_ready(stream)  # a whole answer may have waited for this
+            self.is_ready(stream)
             return
         if int(exchange.request.fields.get(b"content-length", received)) != received:
             self._reset(stream.number, PROTOCOL_ERROR)  # RFC 9113, 8.1.1
