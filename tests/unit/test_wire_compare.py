@@ -323,11 +323,10 @@ def test_old_takes_three_times_the_packets_and_a_round_trip_more(
         assert kept or old.client_packets > new.client_packets
         assert set(old.hops) >= {"broker", "executor"}
         assert old.first_byte_ms.median - new.first_byte_ms.median >= 20
-        # Tokens that came together are one event: the same text differs by that many frames.
+        # Tokens that came together are one event: the same text differs by at most that many
+        # frames, and by as many packets with their acknowledgements.
         assert abs(new.body_bytes - old.body_bytes) < TOKENS * EVENT_BYTES_MAX
-        assert abs(new.packets.median - twin.packets.median) < TOKENS / 2, (
-            "what streams is the same"
-        )
+        assert abs(new.packets.median - twin.packets.median) < 2 * TOKENS
     assert rows["old", False].connections == 2
     assert rows["tls", False].resumed_share == rows["h3", False].resumed_share == 1
     assert rows["h3", False].first_byte_ms.median < rows["tls", False].first_byte_ms.median
