@@ -185,8 +185,8 @@ class Conversation:
             self.messages.pop()
 
     def retry(self) -> bool:
-        """Answer the last turn again. False if there is no turn. Raises PeerError, after which the
-        earlier answer stands, as it does where there is no other."""
+        """Answer the last turn again. False if there is no turn. Raises PeerError. Without
+        a new answer the earlier one stays."""
         if len(self.messages) < 2:
             return False
         before = self.messages[:]
@@ -215,7 +215,7 @@ class Conversation:
         return "".join(written)
 
     def _pieces(self) -> Generator[str]:
-        """Of the answer to the messages. Raises PeerError."""
+        """Yield the text of the answer as it arrives. Raises PeerError."""
         body: dict[str, Any] = {"model": "default", "stream": True, **self._options}
         body["messages"] = self.messages
         if self.system:

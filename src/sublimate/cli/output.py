@@ -94,7 +94,7 @@ def run_guarded(action: Callable[[], int | None]) -> int:
         if error.errno not in NO_ROOM:
             raise
         complain(f"Cannot write {error.filename or 'the output'}: {error.strerror}.")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drop the rest at exit
         return int(ExitCode.USAGE)
 
 

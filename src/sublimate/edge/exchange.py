@@ -199,7 +199,7 @@ class Exchange:
         self.error_code = ""
         """Of the error that it was answered with."""
         self.handler: Any = None
-        """Of the route that was found; called with the server and the exchange."""
+        """The handler of the matched route. It takes the server and the exchange."""
         self.error_shape: ErrorShape = MESSAGES_SHAPE
         """Of the surface whose path this is; of the answer, once that streams."""
         self.owner = NOBODY

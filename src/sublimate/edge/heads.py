@@ -39,7 +39,8 @@ def check_size(head: Head, most: HttpLimits) -> None:
 
 
 def is_well_formed(head: Head) -> bool:
-    """Whether the head satisfies RFC 9113, 8.2 and 8.3. For HTTP/3 the library checks it."""
+    """Whether the head satisfies RFC 9113, 8.2 and 8.3. HTTP/3 heads are
+    checked by the library, and by request_of where it does not."""
     seen: set[bytes] = set()
     is_pseudo = True
     for name, value in head:

@@ -43,7 +43,7 @@ WHITE_SPACE = b" \t"
 TCP_CLOSED = 7
 """The first byte of TCP_INFO after a reset."""
 SSE_COMMENT = b":\n\n"
-# Fields that decide framing or access: twice is a doubt, not a list.
+# Fields that decide framing, access or which answer is repeated: two values are ambiguous.
 SINGLE_FIELDS = frozenset(
     b"host content-length content-type content-encoding transfer-encoding "
     b"authorization x-api-key origin idempotency-key".split()

@@ -55,7 +55,7 @@ def _is_stream(streams: bool | None, body: bytes) -> bool:
         return streams
     try:
         return msgspec.json.decode(decodable(body), type=_Asked).stream
-    except (msgspec.DecodeError, RecursionError):  # its own handler says so
+    except (msgspec.DecodeError, RecursionError):  # its handler reports it
         return False
 
 

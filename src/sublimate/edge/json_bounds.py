@@ -36,7 +36,7 @@ OPEN_ARRAY, OPEN_OBJECT, COLON, COMMA = b"[", b"{", b":", b","
 
 def decodable(body: bytes) -> bytes:
     """The same without a byte order mark, and with U+FFFD for lone surrogates, which clients write
-    that cut a string in two: as long as there are few. Positions stay."""
+    that cut a string in two, unless there are too many to look at. Positions stay."""
     if body.startswith(BYTE_ORDER_MARK):
         body = AS_SPACES + body[len(BYTE_ORDER_MARK) :]
     surrogates = sum(body.count(beginning) for beginning in SURROGATE_BEGINNINGS)

@@ -32,8 +32,8 @@ JSON_ELEMENTS_MAX = 500_000
 """Elements of arrays and members of objects of one body, whatever they are: each becomes an object
 of the interpreter while its lock is held. Several times the tokens of the longest context."""
 JSON_SURROGATES_MAX = 500_000
-"""Escaped surrogates of one body among which lone ones are mended; beyond it the decoder refuses
-them."""
+"""Escaped surrogates of one body. With more of them, lone ones are not replaced but refused by the
+decoder: replacing them holds the interpreter's lock."""
 JSON_CONTAINERS_MAX = 200_000
 """Objects and arrays of one body: bounds the depth check's own time."""
 
@@ -215,8 +215,8 @@ OUTCOME_GRACE_SECONDS = 5.0
 
 # ---- content codings -----------------------------------------------------------------------------
 GZIP_BYTES_MIN = 8 * KIB
-"""Whole answers from here on are compressed for clients that take it. Below, the
-transfer costs less than the work."""
+"""Larger whole answers are compressed for clients that accept it. For smaller ones the transfer
+costs less than the work."""
 GZIP_BYTES_MAX = 4 * MIB
 """Above, the event loop would stand still for tens of milliseconds."""
 

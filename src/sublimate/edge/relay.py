@@ -234,7 +234,7 @@ def _head(
 ) -> bytes:
     request = exchange.request
     return RelayedHead(
-        # The parser of the answer would wait for a body; ours leaves it out (Exchange.pass_on).
+        # The response parser would wait for a body. Exchange.pass_on leaves it out.
         method="GET" if request.method == "HEAD" else request.method,
         target=request.target,
         fields=tuple(field for field in request.fields.items() if field[0] not in left_out),

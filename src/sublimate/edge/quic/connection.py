@@ -149,6 +149,9 @@ class Http3Connection:
         try:
             step()
             self._take_events()
+            # Of a stream that has ended nothing more comes, and no event says so again.
+            if self._dropped:
+                self._dropped = set(filter(self.transport.is_receiving, self._dropped))
         except Exception:
             LOG.exception("a QUIC connection failed")
             self.transport.close(ErrorCode.H3_INTERNAL_ERROR)
@@ -159,9 +162,6 @@ class Http3Connection:
     def _take_events(self) -> None:
         while (event := self.transport.next_event()) is not None:
             self._on_event(event)
-        # Of a stream that has ended nothing more comes, and no event says so again.
-        if self._dropped:
-            self._dropped = set(filter(self.transport.is_receiving, self._dropped))
 
     def transmit_soon(self) -> None:
         """When this turn of the loop is over, with what else was written in it."""
@@ -176,7 +176,7 @@ class Http3Connection:
             return
         now = time.monotonic()
         flight = self.transport.datagrams_to_send(now)
-        self._take_events()  # a client may use a label as soon as it is told
+        self._take_events()  # new labels must be registered before the client learns of them
         if flight:
             self._listener.send_flight(flight)
         due = self.transport.get_timer()
