@@ -9,6 +9,7 @@ defines: mutate, one_body, one_head, run
 """
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -33,6 +34,7 @@ from sublimate.edge.json_bounds import checked_json  # noqa: E402
 from sublimate.edge.limits import HttpLimits  # noqa: E402
 from sublimate.edge.models import Models  # noqa: E402
 from sublimate.edge.sampling import Sampling, SamplingFields, check_sampling  # noqa: E402
+from sublimate.edge.turns import Turns  # noqa: E402
 from tiny_model import tiny_model  # noqa: E402
 
 SLOW_SECONDS = 2.0
@@ -189,6 +191,9 @@ class Application:
     draining = False
     takes_gzip = False
 
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.turns = Turns(loop, math.inf)
+
     def connection_opened(self, connection: Any) -> bool:
         return True
 
@@ -217,7 +222,7 @@ class Application:
 
 def one_head(loop: asyncio.AbstractEventLoop, draw: random.Random, data: bytes) -> None:
     """Any bytes in any pieces: each answer is whole, an error has the envelope."""
-    connection, transport = HttpConnection(Application(), loop), Transport()
+    connection, transport = HttpConnection(Application(loop), loop), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     while data and not transport.closed:
         size = draw.choice((1, 7, 100, len(data)))

@@ -30,6 +30,8 @@ UNREAD_EACH, WHOLE_EACH = 20, 10
 """One in so many is served: a storm is no load test."""
 RESETS_PER_CONNECTION = 50
 QUIC_CLIENTS = 16
+PIPELINING_CLIENTS = 16
+PIPELINED = 2000
 
 
 def body(max_tokens: int) -> bytes:
@@ -354,6 +356,41 @@ def http3_flood(frames: Callable[[], list[bytes]]) -> "Attack":
     return flood
 
 
+def pipelining(ports: dict[str, int], _: int, seconds: float, __: Path) -> dict[str, int]:
+    """Small requests of unknown paths, thousands in a row, on a few connections that are read."""
+    did = {"connections": 0, "bytes": 0, "ended for it": 0}
+    burst = memoryview(b"GET /x HTTP/1.1\r\nhost: localhost\r\n\r\n" * PIPELINED)
+    left: dict[object, memoryview] = {}
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        while time.monotonic() < end:
+            while len(selector.get_map()) < PIPELINING_CLIENTS:
+                if (sock := connect(ports["http"])) is None:
+                    break
+                did["connections"] += 1
+                selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            for key, events in selector.select(0.1):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        rest = left.get(sock) or burst
+                        size = sock.send(rest)
+                        left[sock] = rest[size:]
+                        did["bytes"] += size
+                    is_open = not events & selectors.EVENT_READ or bool(sock.recv(1 << 20))
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    is_open = False
+                if not is_open:
+                    selector.unregister(sock)
+                    left.pop(sock, None)
+                    sock.close()
+                    did["ended for it"] += 1
+    return did
+
+
 Attack = Callable[[dict[str, int], int, float, Path], dict[str, int]]
 ATTACKS: dict[str, Attack] = {
     "slow-loris": slow_loris,
@@ -363,6 +400,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS ports in clear": tls_in_clear,
 }
 FLOODS: dict[str, Attack] = {
+    "HTTP/1.1 pipelining": pipelining,
     "HTTP/2 references": http2_flood(b"", [references(n, 4000) for n in range(1, 2001, 2)]),
     "HTTP/2 long references": http2_flood(b"", [references(n, 16_000) for n in range(1, 401, 2)]),
     "HTTP/2 CONTINUATION": http2_flood(OPENED, [LITERALS * 4]),

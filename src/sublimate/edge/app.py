@@ -50,6 +50,7 @@ from .siblings import Siblings
 from .stream import Answer
 from .textmodel import TextModel
 from .tls import fingerprint, load_chain, server_context
+from .turns import Turns
 from .version import package_version
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class EdgeServer:
         self.aside = ThreadPoolExecutor(limits.ASIDE_THREADS, "aside", yield_to_others)
         """Of work that no request for an answer waits for."""
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop, limits.TURN_SECONDS)
         self.stories = Stories(self.loop, settings.trace)
         self.models = open_models(self, model, on_demand, adapters)
         self.metrics = Metrics(lambda: self.models.all, settings.metrics_compat)

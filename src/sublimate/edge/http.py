@@ -9,7 +9,8 @@ switch and three dictionaries between a ready frame and the socket.
 What arrives while an answer is under way is parsed and waits. A reset cancels the answer. After an
 end of file a complete request is still answered, because a client may close its sending side alone
 (not over TLS, which closes both); one that has closed both is found by a probe and cancelled
-(`_probe`). While answers wait unread in our memory no request is begun and nothing is read. Any
+(`_probe`). While answers wait unread in our memory no request is begun and nothing is read. What
+comes is parsed in slices, within the budget of each turn of the event loop (turns.py). Any
 doubt about framing is a 400, after the answers that are owed, and the end of the connection, which
 lingers: our side is closed, what the client still sends is read and dropped, so that it sees the
 answer and not a reset. Whatever is being ended has a deadline.
@@ -23,6 +24,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -36,6 +38,7 @@ from .exchange import Exchange, RelayedHead, Request, relayed_head
 from .framing import Http1Wire
 from .incoming import IncomingBody
 from .limits import HttpLimits
+from .turns import Turns
 from .wire import Header
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -80,6 +83,8 @@ class Application(Protocol):
     """Another process serves what is new: an answer that begins now is a connection's last."""
     takes_gzip: bool
     """Request bodies may be compressed."""
+    turns: Turns
+    """Of all connections."""
 
     def connection_opened(self, connection: Connection) -> bool:
         """False if there is no room for it."""
@@ -156,6 +161,11 @@ class HttpConnection(asyncio.Protocol):
         self._refusal: ApiError | None = None
         self._refusal_owed: ApiError | None = None
         """Said when the answers before it are complete; nothing more is parsed."""
+        self._unread: bytes | memoryview = b""
+        """Received and not parsed yet."""
+        self._waits_for_turn = False
+        self._is_reading = True
+        """The transport reads from the socket."""
         self._write_paused = False
         self._body_paused = False
         """Its sink has more of a body than it can take."""
@@ -188,6 +198,8 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._body: IncomingBody | None = None
+        self._body_length = 0
+        """As the head says; 0 for chunks."""
         self._body_bytes = 0
         self._body_wire_bytes = 0
         self._started = 0.0
@@ -215,19 +227,79 @@ class HttpConnection(asyncio.Protocol):
         is_ahead = self._current is not None or bool(self._waiting)
         if is_ahead and self._count_pipelined(len(data)):
             return
+        if self._unread:
+            data = bytes(self._unread) + data
+        elif not self.is_relayed and not self._in_head and not self._in_body:
+            data = _without_last_tabs(data)
+        self._unread = data if len(data) <= limits.SLICE_BYTES_MIN else memoryview(data)
+        if self._waits_for_turn:
+            return
+        end = self._application.turns.end()
+        if time.monotonic() < end:
+            self.go_on(end)
+        else:
+            self._go_on_soon()
+
+    def go_on(self, end: float) -> None:
+        """Parse what was received until then, one slice at least."""
+        self._waits_for_turn = False
+        while self._unread and self._may_parse():
+            size = self._slice_bytes()
+            data, self._unread = self._unread[:size], self._unread[size:]
+            self._take(data)
+            if self._unread and time.monotonic() >= end:
+                self._go_on_soon(again=True)
+                break
+        self._read_or_pause()
+
+    def _may_parse(self) -> bool:
+        return not self._write_paused and not self._body_paused and not self.transport.is_closing()
+
+    def _go_on_soon(self, *, again: bool = False) -> None:
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._application.turns.wait(self, again=again)
+            self._read_or_pause()
+
+    def _slice_bytes(self) -> int:
+        """How much is parsed before the next look at the clock: no more small requests than the
+        smallest slice holds, and no request behind a body in the slice that ends it."""
+        left = self._body_length - self._body_bytes if self._in_body else 0
+        return max(limits.SLICE_BYTES_MIN, min(left, limits.SLICE_BYTES_MAX))
+
+    def _read_or_pause(self) -> None:
+        """Read from the socket unless something has to be taken first; what is only dropped is
+        read."""
+        is_held = bool(self._unread) or self._write_paused or self._body_paused
+        if self._is_reading == (self._lingering or not is_held) or self.transport.is_closing():
+            return
+        self._is_reading = not self._is_reading
+        if self._is_reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def _take(self, data: bytes | memoryview) -> None:
         head_before, body_before = self._in_head, self._in_body
         self._has_completed = False
         try:
             if self.is_relayed:
                 self._parse_relayed(data)
             else:
-                self._parse(data if head_before or body_before else _without_last_tabs(data))
+                self._parse(data)
         except (httptools.HttpParserError, _RefusedError):
             self._refuse(self._refusal or ApiError("malformed_request"))
-            return
-        self._check_progress(len(data), head_before, body_before)
+        else:
+            self._check_progress(len(data), head_before, body_before)
+        if self._is_tunnel:
+            self._drop_unread()
 
-    def _parse(self, data: bytes) -> None:
+    def _drop_unread(self) -> None:
+        size, self._unread = len(self._unread), b""
+        if size:
+            self._drop(size)
+
+    def _parse(self, data: bytes | memoryview) -> None:
         """A request to upgrade is served as if it had not asked (RFC 9110, 7.8). The parser stops
         behind the head of such a request, whether a body follows or not."""
         rest = memoryview(data)
@@ -258,7 +330,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
         self._is_restarting = False
 
-    def _parse_relayed(self, data: bytes) -> None:
+    def _parse_relayed(self, data: bytes | memoryview) -> None:
         """A connection of another edge carries one request: a binary head, then its body."""
         if self._relayed is None:
             self._parser.feed_data(data)
@@ -274,6 +346,7 @@ class HttpConnection(asyncio.Protocol):
     def _take_relayed(self, head: RelayedHead) -> None:
         self.on_message_begin()
         self._in_head, self._in_body = False, True
+        self._body_length = head.body_bytes or 0
         self.relayed_url = head.base_url
         request = Request(head.method, head.target, dict(head.fields))
         exchange = Exchange(Http1Wire(self, True, False), request)
@@ -349,8 +422,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_body(self) -> None:
         """From a sink: it can take more."""
         self._body_paused = False
-        if not self._write_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
+        self._go_on_soon()
 
     def pause_writing(self) -> None:
         """More than unsent_bytes_max waits in our memory."""
@@ -361,15 +433,14 @@ class HttpConnection(asyncio.Protocol):
             self._current.slow_reader()
             self.transport.abort()
             return
-        self.transport.pause_reading()
+        self._read_or_pause()
         self._arm(limits.SEND_STALL_SECONDS)
 
     def resume_writing(self) -> None:
         self._write_paused = False
         if self._lingering or self.transport.is_closing():
             return
-        if not self._body_paused:
-            self.transport.resume_reading()
+        self._go_on_soon()
         self._deadline = None
         if self._current is None:
             self._rest()
@@ -424,7 +495,8 @@ class HttpConnection(asyncio.Protocol):
         if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
             self._stop(ApiError("unsupported_transfer_encoding"))
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
-        has_body = coding is not None or bool(int(fields.get(b"content-length", b"0")))
+        self._body_length = int(fields.get(b"content-length", b"0"))
+        has_body = coding is not None or self._body_length > 0
         request = Request(self._parser.get_method().decode(), self._url, fields)
         if self._parser.should_upgrade():
             self._is_tunnel = request.method == "CONNECT"
@@ -454,7 +526,6 @@ class HttpConnection(asyncio.Protocol):
         try:
             if not self._body.feed(data):
                 self._body_paused = True
-                self.transport.pause_reading()
         except ApiError as error:
             self._stop(error)
 
@@ -663,6 +734,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._current is not None or self._waiting:
             self._refusal_owed = error  # nothing can be said in between
+            self._drop_unread()
             return
         exchange = self._exchange
         if exchange is None:
@@ -684,8 +756,8 @@ class HttpConnection(asyncio.Protocol):
         self._in_head = self._in_body = False
         self._body = None
         self._abandon()
-        if self._write_paused or self._body_paused:
-            self.transport.resume_reading()
+        self._drop_unread()
+        self._read_or_pause()
         if self._is_half_closed:
             self.transport.close()
         elif self.transport.can_write_eof():

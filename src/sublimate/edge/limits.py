@@ -80,6 +80,11 @@ PIPELINED_REQUESTS_MAX = 16
 """Requests that may wait behind the one being answered on a connection."""
 PIPELINED_BYTES_MAX = 64 * KIB
 """Bytes that may arrive while one is being answered; then the connection is cut."""
+TURN_SECONDS = 0.004
+"""Of each turn of the event loop, for what connections of HTTP/1.1 and HTTP/2 have sent."""
+SLICE_BYTES_MIN, SLICE_BYTES_MAX = 512, 64 * KIB
+"""Parsed before the next look at the clock, the most of it inside a body. The smallest holds some
+twenty requests."""
 LINGER_SECONDS = 5.0
 """After the last answer of a connection: how long what the client still sends is read and dropped,
 so that it sees the answer and not a reset. Most clients send all of a body before they read."""
@@ -134,8 +139,6 @@ HTTP2_USEFUL_BYTES_MIN = 64
 of one byte would earn them with each byte."""
 HTTP2_BODIES_BYTES_MAX = 64 * MIB
 """Bytes of all incomplete calls of one connection: twice the largest call."""
-HTTP2_TURN_SECONDS = 0.004
-"""Frames of all connections in a row before other work of the event loop gets its turn."""
 HTTP2_LINGER_SECONDS, HTTP2_LINGER_BYTES_MAX = 1.0, 1 * MIB
 """When a client's fault has ended its connection, what still comes is read and dropped."""
 HTTP2_TICK_IDLE_SECONDS = 10.0

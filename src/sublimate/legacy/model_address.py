@@ -28,6 +28,7 @@ from ..edge.http import Connection, HttpConnection
 from ..edge.limits import HttpLimits, limits_from_environment
 from ..edge.server import tune
 from ..edge.tls import server_context
+from ..edge.turns import Turns
 from . import records
 from .broker import Broker
 
@@ -70,6 +71,7 @@ class ModelAddress:
         """gateway: its scheme, host and port."""
         self._gateway = gateway
         self.limits = http_limits
+        self.turns = Turns(asyncio.get_running_loop(), limits.TURN_SECONDS)
         self._cap = http_limits.connection_cap()
         self._connections: set[Connection] = set()
         self._channel = b"layer:model:" + secrets.token_hex(CHANNEL_BYTES).encode()

@@ -17,7 +17,6 @@ import socket
 import ssl
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -310,10 +309,10 @@ class Http2Connection(asyncio.Protocol):
         self._go_on_soon()
 
     # ---- frames that come ----------------------------------------------------------------------
-    def _go_on_soon(self) -> None:
+    def _go_on_soon(self, *, again: bool = False) -> None:
         if not self._goes_on:
             self._goes_on = True
-            self._listener.wait_for_turn(self)
+            self._application.turns.wait(self, again=again)
 
     def _pause(self) -> None:
         if not self._is_paused and not self.transport.is_closing():
@@ -339,7 +338,7 @@ class Http2Connection(asyncio.Protocol):
             return
         if not is_done:
             self._pause()
-            self._go_on_soon()
+            self._go_on_soon(again=True)
         elif self._is_paused and not self._is_full:
             self._is_paused = False
             self.transport.resume_reading()
@@ -862,16 +861,13 @@ def _unpadded(flags: int, content: bytes) -> bytes:
 
 
 class Http2Listener:
-    """All connections of the port, which have their turns of one budget: however many there are,
-    other work of the event loop gets its own."""
+    """All connections of the port."""
 
     def __init__(self, application: GrpcApplication) -> None:
         self.application = application
         self.calls = 0
         """Under way, on all connections."""
         self.url = ""
-        self._waiting: deque[Http2Connection] = deque()
-        self._is_due = False
         self._tls: ssl.SSLContext | None = None
 
     async def listen(self, address: str, certificate: str, key: str) -> asyncio.Server:
@@ -902,23 +898,6 @@ class Http2Listener:
         scheme = "https" if certificate else "http"
         self.url = f"{scheme}://{host}:{sock.getsockname()[1]}"
         return server
-
-    def wait_for_turn(self, connection: Http2Connection) -> None:
-        self._waiting.append(connection)
-        self._turn_soon()
-
-    def _turn_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self.application.loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._is_due = False
-        end = time.monotonic() + limits.HTTP2_TURN_SECONDS
-        while self._waiting and time.monotonic() < end:
-            self._waiting.popleft().go_on(end)
-        if self._waiting:
-            self._turn_soon()
 
     def reload(self, certificate: str, key: str) -> None:
         """Connections from now on get it. Raises ConfigError."""
