@@ -242,32 +242,28 @@ class EdgeServer:
     def refuse_early(self, exchange: Exchange) -> ApiError | None:
         """By the head alone: access, then route; a call of gRPC sees to both by itself."""
         try:
-            exchange.request.check()
+            self._check_head(exchange)
         except ApiError as error:
-            return error
+            # The traceback leads back to the exchange: a cycle, which only a collection would free.
+            return error.with_traceback(None)
+        return None
+
+    def _check_head(self, exchange: Exchange) -> None:
+        """Raises ApiError."""
+        exchange.request.check()
         if exchange.wire.has_trailers and exchange.request.field(b"content-type").startswith(GRPC):
-            return self._refuse_call(exchange)
+            from .grpc.in_body import begin_call
+
+            begin_call(self, exchange)
+            return
         exchange.standing_headers += [*self._own_headers, *exchange.wire.standing]
         exchange.on_gone = lambda: self._gone(exchange)
-        try:
-            self.access.check(exchange)
-            if exchange.request.method != "OPTIONS":
-                exchange.handler = self.routes.find(exchange.request)
-                if not relay.relays_to_first(self, exchange):
-                    make_sink = self.routes.sinks.get(exchange.handler)
-                    exchange.sink = make_sink(self, exchange) if make_sink is not None else None
-        except ApiError as error:
-            return error
-        return None
-
-    def _refuse_call(self, exchange: Exchange) -> ApiError | None:
-        from .grpc.in_body import begin_call
-
-        try:
-            begin_call(self, exchange)
-        except ApiError as error:
-            return error
-        return None
+        self.access.check(exchange)
+        if exchange.request.method != "OPTIONS":
+            exchange.handler = self.routes.find(exchange.request)
+            if not relay.relays_to_first(self, exchange):
+                make_sink = self.routes.sinks.get(exchange.handler)
+                exchange.sink = make_sink(self, exchange) if make_sink is not None else None
 
     def handle(self, exchange: Exchange) -> None:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
@@ -294,7 +290,8 @@ class EdgeServer:
 
     def _begin(self, exchange: Exchange) -> None:
         if exchange.refusal is not None:
-            raise exchange.refusal
+            self._fail(exchange, exchange.refusal)
+            return
         if self.settings.log_prompts and exchange.request.body:
             log_body(exchange)
         if exchange.request.method == "OPTIONS":

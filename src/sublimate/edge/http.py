@@ -398,6 +398,8 @@ class HttpConnection(asyncio.Protocol):
         self._application.connection_closed(self)
         self._abandon()
         self._abandon_body()
+        # Cycles of references, which only a collection would free.
+        self._parser, self._body, self._unread = None, None, b""
 
     def known_key(self) -> bytes:
         """Made once, at the first request that asks for it."""
@@ -515,7 +517,7 @@ class HttpConnection(asyncio.Protocol):
             self._body = IncomingBody(exchange, most, self._application.takes_gzip)
             exchange.refusal = self._application.refuse_early(exchange)
         except ApiError as error:
-            exchange.refusal = error
+            exchange.refusal = error.with_traceback(None)
         if has_body:
             self._begin_body(exchange)
 

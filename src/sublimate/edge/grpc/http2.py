@@ -296,6 +296,8 @@ class Http2Connection(asyncio.Protocol):
             if handle is not None:
                 handle.cancel()
         self._abandon()
+        self._timer = self._flush_handle = None
+        self._handlers.clear()  # a cycle of references, which only a collection would free
         self._application.connection_closed(self)
 
     def pause_writing(self) -> None:

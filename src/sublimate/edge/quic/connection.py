@@ -452,6 +452,7 @@ class Http3Connection:
             self._timer.cancel()
             self._timer = None
         self._listener.closed(self)
+        self.transport.break_cycles()
 
     def close(self, code: int = ErrorCode.H3_NO_ERROR) -> None:
         """End it now; the client is told, if it is where it says."""

@@ -24,6 +24,7 @@ from aioquic.quic.connection import (
     QuicNetworkPath,
     QuicReceiveContext,
 )
+from aioquic.quic.crypto import NoCallback
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
@@ -207,6 +208,21 @@ class Transport(QuicConnection):
             if not label.was_sent:
                 label.cid = self._number + label.cid[1:]
                 label.stateless_reset_token = reset_token(self._reset_secret, label.cid)
+
+    def break_cycles(self) -> None:
+        """Call it once the connection has ended. The library's objects refer to each other in
+        cycles; a full collection of what thousands of short connections leave would hold the event
+        loop for tens of milliseconds."""
+        library = cast(Any, self)
+        library._QuicConnection__frame_handlers.clear()
+        library._loss._send_probe = None
+        for space in self._spaces.values():
+            space.sent_packets.clear()
+        for pair in (*self._cryptos.values(), *self._cryptos_initial.values()):
+            for crypto in (pair.recv, pair.send):
+                crypto._setup_cb = crypto._teardown_cb = NoCallback
+        if hasattr(self, "tls"):
+            vars(self.tls).clear()
 
     @property
     def is_closing(self) -> bool:
