@@ -1,6 +1,7 @@
-"""Ten turns of an agent with the default model, whose own answers come back to it: nearly all of
+"""Turns of an agent with the default model, whose own answers come back to it: nearly all of
 each prompt is read from the cache, whatever else is asked between two turns."""
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from servers import Server
 
 from sublimate import _core
 
-TURNS = 10
+TURNS = 10 if os.environ.get("SUBLIMATE_TEST_LONG") == "1" else 6
 SHARE = 0.95
 PROMPT_TOKENS_MIN = 2000
 PAGE_TOKENS = _core.LIMITS["PAGE_TOKENS"]
