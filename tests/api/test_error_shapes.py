@@ -184,6 +184,17 @@ def test_f20_bodies_of_every_surface(shared: Served, path: str) -> None:
         assert reply.status_code == 400 and cause in reply.text
 
 
+@pytest.mark.parametrize("path", [*BODIES, "conversation"])
+def test_numbers_out_of_range_are_no_failure(shared: Served, path: str) -> None:
+    """Anywhere in a body: in a field that is known, in one that is not, and inside of messages."""
+    body: dict[str, Any] = BODIES["/v1/messages"] if path == "conversation" else BODIES[path]
+    path = "/tokenize" if path == "conversation" else path
+    for more in ({"unknown": "#"}, {"model": "#"}, {"messages": [{"role": "user", "x": "#"}]}):
+        whole = json.dumps({"model": "tiny", **body, **more}).replace('"#"', "-1e999").encode()
+        reply = shared.client.post(path, content=whole)
+        assert reply.status_code in (200, 400), reply.text
+
+
 def test_f20_json_inside_of_a_body(shared: Served) -> None:
     call = {
         "id": "c",

@@ -51,6 +51,7 @@ class DetokenizeBody(msgspec.Struct):
     model: str = "default"
 
 
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 ENCODE = msgspec.json.Encoder().encode
@@ -135,7 +136,7 @@ def _read_conversation(
     server: EdgeServer, exchange: Exchange, asked: TokenizeBody, body: bytes
 ) -> Generation:
     """Raises ApiError."""
-    request = ENCODE({**msgspec.json.decode(body), "model": asked.model})
+    request = ENCODE({**decode_body(_OBJECT, body), "model": asked.model})
     if _is_of_messages(asked):
         return read_count(server, request, exchange.tenant_key)
     return read_chat(server, exchange, request)
