@@ -434,6 +434,16 @@ def test_a_client_that_does_not_read_costs_a_bound() -> None:
             assert error.code() is Code.RESOURCE_EXHAUSTED
 
 
+def test_one_answer_may_be_larger_than_what_may_wait_unread() -> None:
+    """Unary answers are one message: their client takes it as its windows open."""
+    long = "".join(f"{number} " for number in range(1500))
+    bound = HttpLimits(unsent_bytes_max=1024)
+    with serve(grpc=True, answers={"go on": long}, limits=bound) as served:
+        with connected(served) as client:
+            answer = client.CreateMessage(typed("go on", max_tokens=8000))
+            assert answer.content[0].text.text == long
+
+
 def test_a_lost_connection_ends_its_calls(slow: Served) -> None:
     client = Client(slow)
     calls = [client.CreateMessage.future(typed("count")) for _ in range(4)]

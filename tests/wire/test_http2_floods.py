@@ -252,6 +252,42 @@ def test_f06_calls_of_a_library_are_as_before(served: Served) -> None:
         assert method(b"").data
 
 
+def of_window(number: int, more: int) -> bytes:
+    return h2.frame(h2.WINDOW_UPDATE, 0, number, struct.pack("!I", more))
+
+
+LARGEST = (1 << 31) - 1
+INITIAL = h2.frame(h2.SETTINGS, 0, 0, struct.pack("!HI", 4, 1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        pytest.param(of_window(0, 0), 1, id="nothing for the connection"),
+        pytest.param(of_window(0, LARGEST), 3, id="too much for the connection"),
+        pytest.param(of_window(1, LARGEST - 65_535) + INITIAL, 3, id="too much by a setting"),
+    ],
+)
+def test_windows_that_end_a_connection(served: Served, sent: bytes, code: int) -> None:
+    with connect(served) as connection:
+        connection.send(h2.headers(1, h2.call_head(PATH)) + sent)
+        last = connection.until(h2.GOAWAY, 5)
+        assert last is not None and struct.unpack_from("!I", last.payload, 4)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [pytest.param(0, 1, id="nothing"), pytest.param(LARGEST, 3, id="too much")],
+)
+def test_windows_that_end_a_call(served: Served, more: int, code: int) -> None:
+    with connect(served) as connection:
+        connection.send(h2.headers(1, h2.call_head(PATH)) + of_window(1, more))
+        ended = connection.until(h2.RST_STREAM, 5)
+        assert ended is not None and struct.unpack("!I", ended.payload)[0] == code
+        connection.send(call(3, h2.call_head(PATH)))
+        assert connection.until(h2.DATA, 5) is not None, "the connection goes on"
+
+
 @pytest.mark.parametrize("length", [0, 3, len(LIST), 10**17])
 def test_a_length_that_is_not_that_of_the_body_is_malformed(served: Served, length: int) -> None:
     head = h2.call_head(PATH) + h2.field(b"content-length", str(length).encode())

@@ -159,17 +159,18 @@ class Call:
 
     # ---- to the transport ----------------------------------------------------------------------
     def reply(self, messages: Sequence[bytes], fields: Sequence[Header] = ()) -> None:
-        """Messages of the answer; its head, made of `fields`, goes with the first of them. A
-        client that leaves too many unread is told that, and no more."""
+        """Messages of the answer; its head, made of `fields`, goes with the first of them. A client
+        that has left too much of those before unread gets that as an error, and no more."""
         if self.has_ended:
+            return
+        if self.carrier.unsent_bytes() > self.server.limits.unsent_bytes_max:
+            self.fail(ApiError("call_slow_reader"))
             return
         if not self._has_head:
             self._has_head = True
             self.carrier.head(fields)
         if messages:
             self.carrier.messages(messages)
-        if self.carrier.unsent_bytes() > self.server.limits.unsent_bytes_max:
-            self.fail(ApiError("call_slow_reader"))
 
     def complete(self) -> None:
         """The answer is whole."""

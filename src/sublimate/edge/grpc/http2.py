@@ -159,8 +159,8 @@ class _Stream:
         if self.is_closing:
             return
         self.pending += pieces
-        if len(self.pending) > self._connection.limits.unsent_bytes_max:
-            # A slow reader would have to read all of it to learn why the call has ended.
+        if self.exchange.was_slow:
+            # Its client would have to read all of it to learn why the call has ended.
             self.pending.clear()
         self.is_finishing, self.trailers = True, trailers
         self._connection.is_ready(self)
@@ -264,7 +264,11 @@ class Http2Connection(asyncio.Protocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=limits.HTTP2_WRITE_BUFFER_BYTES)
         if not self._application.connection_opened(self):
-            self._fail(ENHANCE_YOUR_CALM, "too many connections")
+            if self._application.connection_refused(self):
+                self._fail(ENHANCE_YOUR_CALM, "too many connections")
+            else:
+                self._is_over = True
+                self.transport.abort()
             return
         settings = (
             (MAX_CONCURRENT_STREAMS, limits.GRPC_STREAMS_MAX),
@@ -408,6 +412,8 @@ class Http2Connection(asyncio.Protocol):
             if name == INITIAL_WINDOW_SIZE:
                 if value > NUMBER_MAX:
                     raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is too large")
+                if any(one.window + value > NUMBER_MAX for one in self._streams.values()):
+                    raise ConnectionFault(FLOW_CONTROL_ERROR, "a stream's window is too large")
                 self._stream_window = value
                 self._all_may_send = True
             elif name == MAX_FRAME_SIZE:
@@ -431,9 +437,11 @@ class Http2Connection(asyncio.Protocol):
             raise ConnectionFault(FRAME_SIZE_ERROR, "a WINDOW_UPDATE has a wrong length")
         more = NUMBER.unpack(content)[0] & NUMBER_MAX
         if not number:
+            if not more:
+                raise ConnectionFault(PROTOCOL_ERROR, "a WINDOW_UPDATE adds nothing")
             self._window += more
-            if not more or self._window > NUMBER_MAX:
-                raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is out of range")
+            if self._window > NUMBER_MAX:
+                raise ConnectionFault(FLOW_CONTROL_ERROR, "a window is too large")
             self._all_may_send = True
             self._flush_soon()
             return
@@ -442,7 +450,9 @@ class Http2Connection(asyncio.Protocol):
         if stream is None:
             return
         stream.window += more
-        if not more or stream.window + self._stream_window > NUMBER_MAX:
+        if not more:
+            self._reset(number, PROTOCOL_ERROR)
+        elif stream.window + self._stream_window > NUMBER_MAX:
             self._reset(number, FLOW_CONTROL_ERROR)
         else:
             self.is_ready(stream)

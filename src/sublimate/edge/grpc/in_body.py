@@ -68,8 +68,9 @@ GRPC_SHAPE = GrpcErrors()
 class _Carrier:
     """Sends what a call wants by the exchange that it is in."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, unsent_bytes_max: int) -> None:
         self.protocol = f"gRPC over {exchange.wire.protocol}"
+        self._unsent_bytes_max = unsent_bytes_max
         self._exchange = exchange
         self._head: list[Header] = []
 
@@ -89,6 +90,8 @@ class _Carrier:
         exchange = self._exchange
         if exchange.answered:
             return
+        if status.code and exchange.unsent_bytes() > self._unsent_bytes_max:
+            exchange.slow_reader()
         fields = status_fields(status)
         if exchange.streaming:
             exchange.finish(b"", fields)
@@ -107,7 +110,7 @@ class _CallBody:
 
     def __init__(self, server: EdgeServer, exchange: Exchange) -> None:
         request = exchange.request
-        carrier = _Carrier(exchange)
+        carrier = _Carrier(exchange, server.limits.unsent_bytes_max)
         self.call = Call(server, carrier, request.path, request.fields)
         self._exchange = exchange
         coding = request.fields.get(b"grpc-encoding", IDENTITY)
