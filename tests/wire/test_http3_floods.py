@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import ErrorCode, FrameType, encode_frame
+from aioquic.quic.packet import QuicErrorCode
 from aioquic.quic.rangeset import RangeSet
 
 import quic_frames as quic
@@ -255,3 +256,40 @@ def test_f16_a_head_that_is_too_large_is_answered(client: Client) -> None:
     for more in ([(b"x", b"y" * 17_000)], [(b"x-%d" % n, b"") for n in range(120)]):
         assert ask_raw(client, [*GET, (b"host", b"localhost"), *more]).status == 431
     assert client.ask("GET", "/livez").status == 200
+
+
+# ---- rules that the library leaves out -----------------------------------------------------------
+def cancelled(client: Client) -> None:
+    """A push that was never promised."""
+    frame = encode_frame(FrameType.CANCEL_PUSH, encode_uint_var(0))
+    client.quic.send_stream_data(client.h3._local_control_stream_id, frame)
+
+
+def closed(name: str) -> Callable[[Client], None]:
+    def send(client: Client) -> None:
+        client.quic.send_stream_data(getattr(client.h3, f"_local_{name}_stream_id"), b"", True)
+
+    return send
+
+
+def acknowledged(client: Client) -> None:
+    """A packet far beyond those that were sent."""
+    quic.send(client, b"\x02" + encode_uint_var(1 << 20) + b"\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("send", "code"),
+    [
+        pytest.param(cancelled, ErrorCode.H3_ID_ERROR, id="CANCEL_PUSH"),
+        pytest.param(closed("encoder"), ErrorCode.H3_CLOSED_CRITICAL_STREAM, id="encoder"),
+        pytest.param(closed("decoder"), ErrorCode.H3_CLOSED_CRITICAL_STREAM, id="decoder"),
+        pytest.param(acknowledged, QuicErrorCode.PROTOCOL_VIOLATION, id="ACK of nothing"),
+    ],
+)
+def test_what_a_protocol_forbids_ends_the_connection(
+    served: Served, client: Client, send: Callable[[Client], None], code: int
+) -> None:
+    send(client)
+    client.run(lambda: client.ended is not None, PATIENCE_SECONDS)
+    assert client.ended is not None and client.ended.error_code == code
+    assert is_alive(served)

@@ -46,8 +46,9 @@ class FaultFolder:
         if not self.holds(point):
             return None  # known without a descriptor, of which there may be none
         try:
-            text = file.read_text()
-            file.unlink()
+            with file.open() as opened:
+                file.unlink()  # before it is read: of two processes only one succeeds
+                text = opened.read()
         except FileNotFoundError:
             return None
         return int(text or 0)

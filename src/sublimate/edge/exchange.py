@@ -31,7 +31,7 @@ REQUEST_ID_BYTES = 12
 RELAYED_LENGTH_BYTES = 4
 NOT_OF_A_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 NOT_OF_A_NAME = re.compile(rb"[\x00-\x20\x7f]")
-NOT_OF_A_VALUE = re.compile(rb"[\r\n\0]")
+NOT_OF_A_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 IDENTIFIER = re.compile(r"[a-z]+_([0-9a-f]{2})[0-9a-f]{22}", re.ASCII)
 
 

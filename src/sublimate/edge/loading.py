@@ -65,7 +65,7 @@ class Loading:
         """Requests that wait, or whose turn has come and that have not been handed over."""
         self._wanted: set[Served] = set()
         """The supervisor was told."""
-        self._sleepers: dict[Served, list[asyncio.Future[None]]] = {}
+        self._sleepers: dict[Served, set[asyncio.Future[None]]] = {}
         self._reading: dict[Served, asyncio.Task[None]] = {}
         self._arrivals: dict[Served, dict[int, Callable[[], None]]] = {}
         """Engines that came before the text, by number."""
@@ -122,7 +122,8 @@ class Loading:
 
     async def _sleep(self, served: Served, seconds: float) -> None:
         sleeper = self._loop.create_future()
-        self._sleepers.setdefault(served, []).append(sleeper)
+        sleepers = self._sleepers.setdefault(served, set())
+        sleepers.add(sleeper)
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await sleeper
@@ -130,6 +131,7 @@ class Loading:
             raise _not_in_time(served) from None
         finally:
             sleeper.cancel()
+            sleepers.discard(sleeper)
 
     def _wake(self, served: Served) -> None:
         for sleeper in self._sleepers.pop(served, ()):
@@ -144,28 +146,26 @@ class Loading:
 
     async def _read(self, served: Served) -> None:
         where, version = served.where, served.text_version
+        text: TextModel | None = None
         try:
             text = await self._loop.run_in_executor(
                 self._executor, load_text_model, where.path, where.name, where.tool_format
             )
         except (ModelError, OSError) as error:
             LOG.warning("the model %s cannot be read: %s", served.name, error)
-            # Wanted until the last who waits has left: the supervisor does not know of this.
-            served.failure = (LOAD_FAILED, UNREADABLE)
-            self._wake(served)
-            return
         except Exception:
-            # A library that reads files may raise anything; nobody is to wait for what has ended.
+            # A library that reads files may raise anything; requests must not wait for ever.
             LOG.exception("the model %s cannot be read", served.name)
-            served.failure = (LOAD_FAILED, UNREADABLE)
-            self._wake(served)
-            return
         finally:
             del self._reading[served]
         if served.text_version != version:
             self.read(served)  # another file by now
-            return
-        self._take(served, text)
+        elif text is not None:
+            self._take(served, text)
+        else:
+            # It stays wanted until the last request has left: the supervisor does not know of this.
+            served.failure = (LOAD_FAILED, UNREADABLE)
+            self._wake(served)
 
     def _take(self, served: Served, text: TextModel) -> None:
         served.take_text(text)

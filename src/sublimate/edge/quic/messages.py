@@ -13,14 +13,17 @@ from functools import lru_cache
 import pylsqpack
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import (
+    ClosedCriticalStream,
     ErrorCode,
     FrameType,
     H3Connection,
     H3Stream,
     HeadersState,
+    IdError,
     MessageError,
     ProtocolError,
     Setting,
+    StreamType,
     encode_frame,
 )
 from aioquic.h3.events import H3Event
@@ -35,6 +38,8 @@ from .transport import Transport
 DATA_TYPE = encode_uint_var(FrameType.DATA)
 ENCODED_HEAD_FACTOR = 4
 """An encoded head this many times the limit ends the connection; below, its request is refused."""
+CRITICAL_STREAMS = (StreamType.QPACK_ENCODER, StreamType.QPACK_DECODER)
+"""Beside the control stream, which the library watches: a client may not close them."""
 STREAM_ID_STEP = 4
 Field = tuple[bytes, bytes]
 STATUS_MIN, STATUS_MAX = 100, 599
@@ -89,6 +94,8 @@ class Messages(H3Connection):
     def _check_control_frame_type(self, frame_type: int) -> None:
         self._count_frame()
         super()._check_control_frame_type(frame_type)
+        if frame_type == FrameType.CANCEL_PUSH:
+            raise IdError("No push was promised")  # RFC 9114, 7.2.3
 
     def _count_frame(self) -> None:
         self._frames += 1
@@ -102,6 +109,8 @@ class Messages(H3Connection):
         events = super()._receive_stream_data_uni(stream, data, stream_ended)
         if len(stream.buffer) > limits.H3_CONTROL_BYTES_MAX:
             raise ExcessiveLoad("A frame of the control stream is too large")
+        if stream_ended and stream.stream_type in CRITICAL_STREAMS:
+            raise ClosedCriticalStream("Closing a QPACK stream is not allowed")
         return events
 
     def _receive_request_or_push_data(

@@ -297,6 +297,14 @@ class Transport(QuicConnection):
         elif not was_due:
             space.ack_at = now + LAZY_ACK_SECONDS
 
+    def _handle_ack_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        """The library takes an ACK of what was never sent (RFC 9000, 13.1)."""
+        begin = buf.tell()
+        if buf.pull_uint_var() >= self._packet_number:
+            raise _excess(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "it was never sent")
+        buf.seek(begin)
+        super()._handle_ack_frame(context, frame_type, buf)
+
     def _handle_crypto_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer
     ) -> None:
