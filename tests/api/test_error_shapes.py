@@ -213,6 +213,24 @@ def test_f20_json_inside_of_a_body(shared: Served) -> None:
     assert reply.status_code == 200, "a call of the past is read as text"
 
 
+@pytest.mark.parametrize("key", [{}, {"idempotency-key": "a"}])
+def test_a_worker_without_folders_does_not_take_them(
+    shared: Served, monkeypatch: pytest.MonkeyPatch, key: dict[str, str]
+) -> None:
+    """While the worker that has them does not run."""
+    place = shared.server.place
+    monkeypatch.setattr(shared.server, "place", msgspec.structs.replace(place, worker=1, workers=2))
+    asked = {"requests": [{"custom_id": "a", "params": BODIES["/v1/messages"]}]}
+    files = {"file": ("a.txt", b"a", "text/plain")}
+    for reply in (
+        shared.client.get("/v1/files"),
+        shared.client.post("/v1/files", files=files, headers=key),
+        shared.client.post("/v1/messages/batches", json=asked, headers=key),
+    ):
+        check_real(reply, "worker_unavailable", envelope_of(reply.request.url.path))
+        assert float(reply.headers["retry-after"]) > 0
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])
 def test_embeddings_are_told_not_to_be_there(shared: Served, path: str) -> None:
     reply = shared.client.post(path, json={"model": "tiny", "input": "a"})
@@ -377,6 +395,7 @@ CAUSES = {
     "files_too_large": "files::limits_say_what_to_do",
     "too_many_files": "error_shapes::files_have_a_number",
     "data_in_use": "batches::a_folder_in_use_costs_only_batches",
+    "worker_unavailable": "error_shapes::a_worker_without_folders_does_not_take_them",
     "data_unavailable": "batches::a_folder_that_cannot_be_used_is_a_typed_error",
     "key_removed": "batches::a_removed_key_ends_its_batches",
     "unknown_lease": "legacy::a_lease_holds_once_and_only_here",

@@ -265,6 +265,12 @@ def test_batches_and_files_are_one_edge_s_and_all_reach_them(server: Server) -> 
         )
         results = asked(server, "GET", path + "/results")
         assert {len(reply.text.splitlines()) for reply in results} == {3}
+    for number in range(4):  # keys of both workers
+        headers = {"idempotency-key": f"batch-{number}"}
+        sent = {"json": {"requests": requests}, "headers": headers}
+        replies = asked(server, "POST", "/v1/messages/batches", **sent)
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.json()["id"] for reply in replies}) == 1
     content = b"a text " * 50_000
     upload = {"file": ("a.txt", content, "text/plain")}
     files = [reply.json()["id"] for reply in asked(server, "POST", "/v1/files", 4, files=upload)]

@@ -180,13 +180,14 @@ def test_without_a_descriptor_an_upload_is_answered(monkeypatch: pytest.MonkeyPa
         siblings, exchange = Siblings(loop, ALONE), Uploading()
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socketpair", full)
-            server: Any = SimpleNamespace(loop=loop, siblings=siblings)
+            refused: list[Any] = []
+            server: Any = SimpleNamespace(loop=loop, siblings=siblings, refused=refused.append)
             sink = RelaySink(server, cast(Any, exchange), 1)
             sink.feed(b"piece")
             for _ in range(3):
                 await asyncio.sleep(0)
             sink.finish()
         siblings.close()
-        return exchange.answered
+        return exchange.answered and refused == [exchange]
 
     assert asyncio.run(run())

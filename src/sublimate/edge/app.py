@@ -268,7 +268,8 @@ class EdgeServer:
     def handle(self, exchange: Exchange) -> None:
         """Begin to answer. Whatever a handler raises becomes one row of the error table."""
         try:
-            if exchange.refusal is None and may_repeat(exchange):
+            is_here = exchange.refusal is None and not relay.is_for_first(exchange)
+            if is_here and may_repeat(exchange):
                 relay.kept_here_or_raise(self, exchange)
                 made = self.part(Outcomes).enter(exchange)
                 if made is None:

@@ -231,6 +231,11 @@ TABLE: dict[str, ErrorKind] = {
         "server write there, or name another with --data-dir.",
         retry=False,
     ),
+    "worker_unavailable": ErrorKind(
+        503,
+        "api_error",
+        "The worker that keeps batches and files is not running. It is being restarted: try again.",
+    ),
     "key_removed": ErrorKind(
         401,
         "authentication_error",

@@ -162,6 +162,7 @@ class Exchange:
         "give_way",
         "handler",
         "is_carrier",
+        "is_kept_here",
         "is_relayed",
         "lease",
         "on_gone",
@@ -210,6 +211,8 @@ class Exchange:
         """Ends it for a request of its owner that would find no place otherwise; None: it stays."""
         self.lease: Lease | None = None
         """What the owner's limits were charged for it."""
+        self.is_kept_here = False
+        """The worker that its idempotency key falls to does not run: this one keeps its answer."""
         self.is_relayed = False
         """Another edge of this server has handed it on (relay.py)."""
         self.is_carrier = False

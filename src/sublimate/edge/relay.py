@@ -1,15 +1,16 @@
 """Requests that another edge of this server answers, because what they are about is kept there.
 
     batches and files          worker 0 has the folders
-    idempotency-key            the worker that the key falls to, so that a repeat finds its answer
+    idempotency-key            the worker that the key selects, so that a repeat finds its answer
     responses, stories by id   the worker that made the id (exchange.py)
 
 The request goes over a connection that the other edge serves as any client's (it looks at the key,
 too), with its head in a binary form that no field of a client can reach out of (RelayedHead), and
 the answer comes back as it is. A call of gRPC goes as the request that it
 stands for, and its errors come back as a call's. A client that goes takes that connection with it.
-Where the other edge does not run, a request with an idempotency-key is served here, one for a
-response or a story is as if there were none, and one for batches or files is a 503.
+Where the other edge does not run, a request with an idempotency-key is served here, a response or a
+story is not found (the edge that has ended kept it in memory), and one for batches or files is a
+503. What only worker 0 answers is kept there under its idempotency-key, too.
 
 defines: ElsewhereError, RelaySink, relay, relay_or, serve_siblings,
          kept_here_or_raise, kept_elsewhere, first_or_here, relays_to_first, ask
@@ -262,6 +263,9 @@ async def relay(server: EdgeServer, exchange: Exchange, worker: int) -> bool:
     if not await _open(server, number, pipe):
         return False
     exchange.was_noted = True  # by the other edge
+    if exchange.gone:
+        pipe.transport.abort()
+        return True
     exchange.on_gone = pipe.transport.abort
     body = exchange.request.body
     pipe.transport.write(_head(exchange, len(body)) + body)
@@ -293,13 +297,15 @@ class RelaySink:
         self._has_begun = False
         """The head was written: the pipe may be there some turns of the loop before it is."""
         self._is_complete = self._is_closed = False
-        exchange.was_noted = True
         self._task = server.loop.create_task(self._begin(server, exchange, number))
 
     async def _begin(self, server: EdgeServer, exchange: Exchange, number: int) -> None:
         if not await _open(server, number, self._pipe):
-            exchange.fail(ApiError("data_unavailable"))
+            if not self._is_closed:
+                exchange.fail(_first_is_gone())
+                server.refused(exchange)
             return
+        exchange.was_noted = True  # by the other edge
         transport = self._pipe.transport
         if self._is_closed:
             transport.abort()  # nobody sends the rest any more
@@ -357,11 +363,13 @@ def kept_here_or_raise(server: EdgeServer, exchange: Exchange) -> None:
     """Of a request with an idempotency key. Raises ElsewhereError if another worker keeps its
     answer."""
     place = server.place
-    if place.workers == 1 or exchange.is_relayed:
+    if place.workers == 1 or exchange.is_relayed or exchange.is_kept_here:
         return
+    if exchange.handler in server.routes.of_first:
+        return  # one worker answers, and keeps the answers
 
     def here() -> None:
-        exchange.is_relayed = True  # by nobody, as the other does not run
+        exchange.is_kept_here = True
         server.handle(exchange)
 
     worker = keeper_of(exchange.tenant_key, exchange.request.fields[FIELD], place.workers)
@@ -376,32 +384,35 @@ def kept_elsewhere(server: EdgeServer, exchange: Exchange, identifier: str) -> i
     return worker if is_other and not exchange.is_relayed else None
 
 
-def _first(server: EdgeServer) -> int | None:
-    """The edge that has the folders, if it is not this one. While one takes over from another, the
-    one that comes."""
-    if server.place.worker == 0 and not server.leaving:
-        return None
-    return server.siblings.of_worker(0)
-
-
 def first_or_here(server: EdgeServer) -> None:
     """For what reads from the folders while it answers something else. Raises ElsewhereError if
     another edge has them."""
 
     def otherwise() -> None:
-        raise ApiError("data_unavailable")
+        raise _first_is_gone()
 
     if server.place.worker or server.leaving:
         raise ElsewhereError(0, otherwise)
 
 
+def _first_is_gone() -> ApiError:
+    return ApiError("worker_unavailable").after(limits.ENGINE_LOST_RETRY_SECONDS)
+
+
 def relays_to_first(server: EdgeServer, exchange: Exchange) -> bool:
-    """Whether the edge that has the folders is to answer, which is then seen to."""
+    """Whether the edge that has the folders is to answer, which is then seen to. While one takes
+    over from another, it is the new one. Raises ApiError if it does not run: this one must not take
+    the folders, which it would keep."""
     if exchange.handler not in server.routes.of_first or exchange.is_relayed:
         return False
-    number = _first(server)
-    if number is None:
+    is_first = server.place.worker == 0
+    if is_first and not server.leaving:
         return False
+    number = server.siblings.of_worker(0)
+    if number is None:
+        if is_first:
+            return False
+        raise _first_is_gone()
     if exchange.handler in server.routes.sinks:
         exchange.sink = RelaySink(server, exchange, number)
         exchange.handler = _finish_body
@@ -412,7 +423,12 @@ def relays_to_first(server: EdgeServer, exchange: Exchange) -> bool:
 
 async def _relay_to_first(server: EdgeServer, exchange: Exchange) -> None:
     if not await relay(server, exchange, 0):
-        raise ApiError("data_unavailable")
+        raise _first_is_gone()
+
+
+def is_for_first(exchange: Exchange) -> bool:
+    """Whether relays_to_first has seen to it."""
+    return exchange.handler in (_relay_to_first, _finish_body)
 
 
 def _finish_body(server: EdgeServer, exchange: Exchange) -> None:

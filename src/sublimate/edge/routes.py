@@ -84,6 +84,8 @@ class Routes:
             self._make_calls,
             self.replay_safe,
             self.retellings,
+            of_first=self.of_first,
+            with_folders=self.with_folders,
         )
 
     @cached_property
