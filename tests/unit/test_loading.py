@@ -37,7 +37,8 @@ class Model:
 def test_a_file_that_changes_while_it_fails_to_be_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, reads = Model(), list[str]()
+    model: Any = Model()
+    reads: list[str] = []
 
     def read(path: str, name: str, tool_format: str) -> Any:
         reads.append(path)
@@ -51,15 +52,15 @@ def test_a_file_that_changes_while_it_fails_to_be_read_is_read_again(
     async def run() -> None:
         with ThreadPoolExecutor(1) as executor:
             waiting = Loading(asyncio.get_running_loop(), executor, lambda _: None, 4)
-            with waiting.waits(model):  # type: ignore[arg-type]
-                await waiting.come(NotLoadedError(model, needs_engine=False))  # type: ignore[arg-type]
+            with waiting.waits(model):
+                await waiting.come(NotLoadedError(model, needs_engine=False))
 
     asyncio.run(run())
     assert len(reads) == 2 and model.text_if_read is not None
 
 
 def test_requests_that_leave_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model()
+    model: Any = Model()
     monkeypatch.setattr(loading.limits, "LOAD_SECONDS_MAX", 0.01)
     model.text_if_read = object()
     model.is_coming = True
@@ -68,8 +69,8 @@ def test_requests_that_leave_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         with ThreadPoolExecutor(1) as executor:
             waiting = Loading(asyncio.get_running_loop(), executor, lambda _: None, 4)
             for _ in range(3):
-                with waiting.waits(model), pytest.raises(ApiError):  # type: ignore[arg-type]
-                    await waiting.come(NotLoadedError(model, needs_engine=True))  # type: ignore[arg-type]
+                with waiting.waits(model), pytest.raises(ApiError):
+                    await waiting.come(NotLoadedError(model, needs_engine=True))
             return sum(map(len, waiting._sleepers.values()))
 
     assert asyncio.run(run()) == 0
