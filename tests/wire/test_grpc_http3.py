@@ -13,9 +13,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from grammar import Folded, check_stream
-from harness import Served, wait_until
+from harness import Served, serve, wait_until
 from http3_client import Answer, Client
+from sublimate.config import EdgeSettings
+from sublimate.edge import limits
 from sublimate.edge.grpc.framing import MessageReader, framed_message
+from sublimate.edge.limits import HttpLimits
 from sublimate.v1 import frames_pb2, messages_pb2
 from sublimate.v1.messages_pb2 import CreateMessageRequest
 from sublimate.wire.frames import encode_sse
@@ -87,6 +90,19 @@ def test_a_whole_answer_and_a_stream(served: Served, client: Client) -> None:
     counts = served.call(lambda: dict(served.server.metrics.calls))
     assert counts[transport, "ok"] >= 2
     assert served.call(lambda: served.server.metrics.protocols[transport]) >= 2
+
+
+def test_one_answer_may_be_larger_than_what_may_wait_unread(pair: tuple[Path, Path]) -> None:
+    long = "".join(f"{number} " for number in range(4000))
+    assert len(long) > limits.QUIC_UNSENT_BYTES_MIN
+    settings = EdgeSettings(tls_certificate=str(pair[0]), tls_key=str(pair[1]))
+    more: Any = {"answers": {"go on": long}, "limits": HttpLimits(unsent_bytes_max=1024)}
+    more |= {"context_tokens": 65_536, "step_delay_us": 20}
+    with serve(settings=settings, http3=True, **more) as served:
+        one = Client(served.server.ports["h3"], pair[0])
+        answer = call(one, f"{SERVICE}/CreateMessage", message("go on", 32_000))
+        assert told(answer, frames_pb2.Message)[0].content[0].text.text == long
+        one.close()
 
 
 def test_other_methods(client: Client) -> None:

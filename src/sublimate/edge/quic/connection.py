@@ -378,11 +378,12 @@ class Http3Connection:
             self.transport.grant(stream_id)
             self.transmit_soon()
 
-    def written(self, stream_id: int) -> None:
-        """More of an answer's stream is there. A client that leaves too much of it is cut off."""
+    def write(self, stream_id: int, data: bytes) -> None:
+        """More of an answer's stream. A client that has left too much of it unread is cut off."""
         if self.transport.unsent_bytes(stream_id) > self._limits.unsent_bytes_max:
             # Not from inside the handler that writes.
             self._loop.call_soon(self.cut, stream_id)
+        self.messages.write(stream_id, data)
         self.transmit_soon()
 
     # ---- ends ----------------------------------------------------------------------------------

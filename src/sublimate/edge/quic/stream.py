@@ -49,13 +49,12 @@ class StreamWire:
     def begin(self, status: int, fields: Sequence[Header], pieces: bytes, /) -> bool:
         if not self.is_closing:
             self._connection.messages.begin(self.stream_id, status, fields, False)
-            self.send(pieces)
+            self._connection.write(self.stream_id, pieces)
         return False
 
     def send(self, pieces: bytes, /) -> bool:
         if not self.is_closing:
-            self._connection.messages.write(self.stream_id, pieces)
-            self._connection.written(self.stream_id)
+            self._connection.write(self.stream_id, pieces)
         return False
 
     def finish(self, pieces: bytes, trailers: Sequence[Header] = (), /) -> None:
