@@ -368,6 +368,7 @@ CAUSES = {
     "unsupported_transfer_encoding": "wire::doubtful_framing_is_refused_and_closes",
     "chunk_overhead": "wire::one_byte_chunks_are_refused",
     "headers_too_large": "wire::large_heads_are_431",
+    "target_too_long": "wire::long_targets_are_414",
     "headers_too_slow": "wire::a_trickled_head_ends_at_the_absolute_deadline",
     "body_too_slow": "files::a_slow_or_cut_upload_leaves_nothing",
     "request_too_large": "error_shapes::each_route_errs_in_its_envelope",

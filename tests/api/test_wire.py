@@ -109,8 +109,10 @@ def test_large_heads_are_431(shared: Served, head: bytes) -> None:
     refused(shared, GET + head, 431)
 
 
-def test_a_long_target_is_431(shared: Served) -> None:
-    refused(shared, b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431)
+@pytest.mark.parametrize("size", [16_400, 17_000, 100_000])
+def test_long_targets_are_414(shared: Served, size: int) -> None:
+    """RFC 9112, 3."""
+    refused(shared, b"GET /" + b"a" * size + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 414)
 
 
 def test_a_head_without_end_keeps_memory_flat(shared: Served) -> None:

@@ -11,11 +11,12 @@ import grpc
 import pytest
 
 import http2_frames as h2
-from harness import Served, serve
+from harness import Served, serve, wait_until
 from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
 from sublimate.edge.grpc.framing import MessageReader
 from sublimate.edge.grpc.hpack import HeadDecoder, HpackError, encoded, encoded_head
+from sublimate.edge.limits import HttpLimits
 from sublimate.v1 import messages_pb2
 
 PATH = "/sublimate.v1.Messages/ListModels"
@@ -266,9 +267,15 @@ INITIAL = h2.frame(h2.SETTINGS, 0, 0, struct.pack("!HI", 4, 1 << 30))
         pytest.param(of_window(0, 0), 1, id="nothing for the connection"),
         pytest.param(of_window(0, LARGEST), 3, id="too much for the connection"),
         pytest.param(of_window(1, LARGEST - 65_535) + INITIAL, 3, id="too much by a setting"),
+        pytest.param(h2.frame(h2.SETTINGS, 0, 0, struct.pack("!HI", 2, 2)), 1, id="ENABLE_PUSH"),
+        pytest.param(h2.frame(2, 0, 0, bytes(5)), 1, id="PRIORITY of the connection"),
+        pytest.param(h2.frame(2, 0, 1, bytes(4)), 6, id="short PRIORITY"),
+        pytest.param(h2.frame(h2.HEADERS, 32, 3, bytes(4)), 6, id="short priority of HEADERS"),
+        pytest.param(h2.frame(h2.GOAWAY, 0, 1, bytes(8)), 1, id="GOAWAY of a stream"),
+        pytest.param(h2.frame(h2.GOAWAY, 0, 0, bytes(7)), 6, id="short GOAWAY"),
     ],
 )
-def test_windows_that_end_a_connection(served: Served, sent: bytes, code: int) -> None:
+def test_frames_that_end_a_connection(served: Served, sent: bytes, code: int) -> None:
     with connect(served) as connection:
         connection.send(h2.headers(1, h2.call_head(PATH)) + sent)
         last = connection.until(h2.GOAWAY, 5)
@@ -276,16 +283,65 @@ def test_windows_that_end_a_connection(served: Served, sent: bytes, code: int) -
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
-    [pytest.param(0, 1, id="nothing"), pytest.param(LARGEST, 3, id="too much")],
+    ("sent", "code"),
+    [
+        pytest.param(of_window(1, 0), 1, id="no window"),
+        pytest.param(of_window(1, LARGEST), 3, id="too much window"),
+        pytest.param(h2.headers(1, h2.field(b":path", b"/"), 1), 1, id="trailers with a path"),
+        pytest.param(h2.headers(1, h2.field(b"X", b"y"), 1), 1, id="trailers in upper case"),
+        pytest.param(h2.headers(1, h2.field(b"x", b"y")), 1, id="trailers that do not end it"),
+    ],
 )
-def test_windows_that_end_a_call(served: Served, more: int, code: int) -> None:
+def test_frames_that_end_a_call(served: Served, sent: bytes, code: int) -> None:
     with connect(served) as connection:
-        connection.send(h2.headers(1, h2.call_head(PATH)) + of_window(1, more))
+        connection.send(h2.headers(1, h2.call_head(PATH)) + sent)
         ended = connection.until(h2.RST_STREAM, 5)
         assert ended is not None and struct.unpack("!I", ended.payload)[0] == code
         connection.send(call(3, h2.call_head(PATH)))
         assert connection.until(h2.DATA, 5) is not None, "the connection goes on"
+
+
+def test_settings_come_first(served: Served) -> None:
+    class Hasty(h2.Connection):
+        def send(self, data: bytes) -> bool:
+            if data.startswith(h2.PREFACE):
+                data = h2.PREFACE + h2.frame(h2.PING, 0, 0, bytes(8))
+            return super().send(data)
+
+    with Hasty(served.server.ports["grpc"]) as connection:
+        last = connection.until(h2.GOAWAY, 5)
+        assert last is not None and last.code == 1
+        assert not connection.until(h2.PING, 5)
+
+
+def test_trailers_are_ignored(served: Served) -> None:
+    with connect(served) as connection:
+        asked = h2.headers(1, h2.call_head(PATH)) + h2.frame(h2.DATA, 0, 1, LIST)
+        connection.send(asked + h2.headers(1, h2.field(b"x", b"y"), h2.END_STREAM))
+        assert connection.until(h2.DATA, 5) is not None
+
+
+def test_a_target_that_is_too_long_has_its_own_status(served: Served) -> None:
+    """x-http-status says what it would be over HTTP."""
+    path = b"/" + b"a" * 20_000
+    size = bytes([127]) + h2.integer(len(path) - 127)
+    with connect(served) as connection:
+        connection.send(call(1, b"\x04" + size + path + h2.call_head(PATH)))
+        answer = connection.until(h2.HEADERS, 5)
+        assert status_of(answer) == 8
+        assert answer is not None and b"x-http-status\x03414" in answer.payload
+
+
+def test_few_refused_connections_may_stay() -> None:
+    with serve(grpc=True, limits=HttpLimits(connections_max=1)) as served:
+        more = [connect(served) for _ in range(limits.REFUSED_CONNECTIONS_MAX + 9)]
+        ends = [connection.until(h2.GOAWAY, 5) for connection in more[1:]]
+        assert {end.code if end is not None else -1 for end in ends} == {ENHANCE_YOUR_CALM}
+        assert served.server.metrics.connections_refused == len(ends)
+        assert served.call(lambda: len(served.server._refused)) <= limits.REFUSED_CONNECTIONS_MAX
+        for connection in more:
+            connection.__exit__()
+        wait_until(lambda: not served.server._refused)
 
 
 @pytest.mark.parametrize("length", [0, 3, len(LIST), 10**17])

@@ -114,6 +114,13 @@ def test_f03_gaps_of_a_body_cost_no_more_than_their_bytes(
 
 
 def test_f03_ranges_of_an_ack_cost_no_more_than_their_bytes(served: Served, client: Client) -> None:
+    def sent() -> None:
+        """Only what was sent may be acknowledged."""
+        for connection in served.server._quic._labels:
+            connection.transport._packet_number += 2000
+
+    served.call(sent)
+
     def attack(count: int) -> None:
         ack = b"\2" + encode_uint_var(2000) + b"\0" + encode_uint_var(400) + b"\0"
         for _ in range(count):
@@ -214,6 +221,7 @@ def test_f16_host_alone_is_enough(served: Served, client: Client) -> None:
     [
         pytest.param(GET, id="F16 neither"),
         pytest.param([*GET, (b"Host", b"localhost")], id="F16 upper case"),
+        pytest.param([*GET, (b"host", b"localhost"), (b"x(y", b"z")], id="no token"),
         pytest.param([*GET, (b"host", b"")], id="F16 empty"),
         pytest.param([*GET[1:], (b":authority", b"localhost")], id="F16 no method"),
         pytest.param([*GET, (b":authority", b"localhost"), GET[2]], id="F16 twice"),
@@ -255,6 +263,9 @@ def test_a_doubtful_head_is_400(client: Client, head: Head) -> None:
 def test_f16_a_head_that_is_too_large_is_answered(client: Client) -> None:
     for more in ([(b"x", b"y" * 17_000)], [(b"x-%d" % n, b"") for n in range(120)]):
         assert ask_raw(client, [*GET, (b"host", b"localhost"), *more]).status == 431
+    for size in (16_400, 17_000, 60_000):
+        head = [*GET[:2], (b":path", b"/" + b"a" * size), (b"host", b"localhost")]
+        assert ask_raw(client, head).status == 414
     assert client.ask("GET", "/livez").status == 200
 
 
@@ -263,6 +274,16 @@ def cancelled(client: Client) -> None:
     """A push that was never promised."""
     frame = encode_frame(FrameType.CANCEL_PUSH, encode_uint_var(0))
     client.quic.send_stream_data(client.h3._local_control_stream_id, frame)
+
+
+def goaway(*contents: bytes) -> Callable[[Client], None]:
+    def send(client: Client) -> None:
+        frames = b"".join(encode_frame(FrameType.GOAWAY, content) for content in contents)
+        for at in range(len(frames)):
+            client.quic.send_stream_data(client.h3._local_control_stream_id, frames[at : at + 1])
+            client.turn(0)
+
+    return send
 
 
 def closed(name: str) -> Callable[[Client], None]:
@@ -281,6 +302,8 @@ def acknowledged(client: Client) -> None:
     ("send", "code"),
     [
         pytest.param(cancelled, ErrorCode.H3_ID_ERROR, id="CANCEL_PUSH"),
+        pytest.param(goaway(b"\0", b"\4"), ErrorCode.H3_ID_ERROR, id="GOAWAY that rises"),
+        pytest.param(goaway(b""), ErrorCode.H3_FRAME_ERROR, id="empty GOAWAY"),
         pytest.param(closed("encoder"), ErrorCode.H3_CLOSED_CRITICAL_STREAM, id="encoder"),
         pytest.param(closed("decoder"), ErrorCode.H3_CLOSED_CRITICAL_STREAM, id="decoder"),
         pytest.param(acknowledged, QuicErrorCode.PROTOCOL_VIOLATION, id="ACK of nothing"),
@@ -293,3 +316,10 @@ def test_what_a_protocol_forbids_ends_the_connection(
     client.run(lambda: client.ended is not None, PATIENCE_SECONDS)
     assert client.ended is not None and client.ended.error_code == code
     assert is_alive(served)
+
+
+def test_a_client_may_lower_what_its_goaway_says(client: Client) -> None:
+    goaway(b"\x3f", b"\x08", b"\x08", b"\0")(client)
+    maximum = encode_frame(FrameType.MAX_PUSH_ID, b"\x3f")
+    client.quic.send_stream_data(client.h3._local_control_stream_id, maximum)
+    assert client.ask("GET", "/livez").status == 200

@@ -30,7 +30,7 @@ from .tokenise import DetokenizeBody, TokenizeBody
 if TYPE_CHECKING:
     from ..edge.app import EdgeServer
 
-ERROR_STATUSES = (400, 401, 403, 404, 405, 408, 413, 431, 500, 503, 529)
+ERROR_STATUSES = (400, 401, 403, 404, 405, 408, 413, 414, 431, 500, 503, 529)
 
 
 def _number(low: float, high: float, text: str) -> dict[str, Any]:

@@ -53,6 +53,12 @@ TABLE: dict[str, ErrorKind] = {
     "headers_too_large": ErrorKind(
         431, INVALID, "The request headers exceed {maximum} bytes or {fields} fields.", close=True
     ),
+    "target_too_long": ErrorKind(
+        414,
+        INVALID,
+        "The request target is too long: it and the headers may have {maximum} bytes.",
+        close=True,
+    ),
     "headers_too_slow": ErrorKind(
         408, INVALID, "The request headers did not arrive in time.", close=True
     ),
@@ -393,6 +399,7 @@ GRPC_CODES = {
     405: 12,  # UNIMPLEMENTED
     408: 4,  # DEADLINE_EXCEEDED
     413: 8,  # RESOURCE_EXHAUSTED
+    414: 8,
     415: 12,
     422: 3,
     425: 14,  # UNAVAILABLE

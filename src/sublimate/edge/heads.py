@@ -1,4 +1,4 @@
-"""The head of a request as HTTP/2 and HTTP/3 bring it."""
+"""The head of a request: its bounds, and the rules of HTTP/2 and HTTP/3."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ from collections.abc import Sequence
 
 from .errors import ApiError
 from .exchange import Request
-from .http import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS
 from .limits import HttpLimits
 
 Head = Sequence[tuple[bytes, bytes]]
+FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
+# Fields that decide framing, access or which answer is repeated: two values are ambiguous.
+SINGLE_FIELDS = frozenset(
+    b"host content-length content-type content-encoding transfer-encoding "
+    b"authorization x-api-key origin idempotency-key".split()
+)
 NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 FORBIDDEN = re.compile(rb"[\0\r\n]")
 METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 TARGET = re.compile(rb"/[!-~]*|\*")
 LENGTH = re.compile(rb"[0-9]{1,18}")
-PSEUDO_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
+PATH = b":path"
+PSEUDO_FIELDS = frozenset((b":method", b":scheme", PATH, b":authority"))
 REQUIRED_FIELDS = PSEUDO_FIELDS - {b":authority"}
 OF_A_CONNECTION = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding upgrade".split()
 )
 
 
-def too_large(most: HttpLimits) -> ApiError:
+def too_large(most: HttpLimits, target_bytes: int) -> ApiError:
+    """The error for a head that exceeds its bounds, whose target has that many bytes so far."""
+    if target_bytes > most.header_bytes_max // 2:
+        return ApiError("target_too_long", maximum=most.header_bytes_max)
     return ApiError(
         "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
     )
@@ -31,18 +40,16 @@ def too_large(most: HttpLimits) -> ApiError:
 
 def check_size(head: Head, most: HttpLimits) -> None:
     """Check the size before anything else reads the head. Raises ApiError."""
-    if len(head) > most.header_fields_max:
-        raise too_large(most)
     size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in head)
-    if size > most.header_bytes_max:
-        raise too_large(most)
+    if len(head) > most.header_fields_max or size > most.header_bytes_max:
+        raise too_large(most, max((len(value) for name, value in head if name == PATH), default=0))
 
 
-def is_well_formed(head: Head) -> bool:
-    """Whether the head satisfies RFC 9113, 8.2 and 8.3. HTTP/3 heads are
+def is_well_formed(head: Head, *, is_first: bool) -> bool:
+    """Whether a head, or trailers (not is_first), satisfies RFC 9113, 8.2 and 8.3. HTTP/3 heads are
     checked by the library, and by request_of where it does not."""
     seen: set[bytes] = set()
-    is_pseudo = True
+    is_pseudo = is_first
     for name, value in head:
         if name.startswith(b":"):
             if not is_pseudo or name not in PSEUDO_FIELDS or name in seen:
@@ -56,7 +63,7 @@ def is_well_formed(head: Head) -> bool:
                 return False
         if FORBIDDEN.search(value) or value != value.strip(b" \t"):
             return False
-    return seen >= REQUIRED_FIELDS
+    return seen >= REQUIRED_FIELDS or not is_first
 
 
 def request_of(head: Head) -> Request:
@@ -80,7 +87,7 @@ def request_of(head: Head) -> Request:
         raise ApiError("malformed_request")  # which host was meant decides what is let in
     if not REQUIRED_FIELDS <= pseudo.keys() <= PSEUDO_FIELDS or b"host" not in fields:
         raise ApiError("malformed_request")
-    method, target = pseudo[b":method"], pseudo[b":path"]
+    method, target = pseudo[b":method"], pseudo[PATH]
     if not METHOD.fullmatch(method) or not TARGET.fullmatch(target):
         raise ApiError("malformed_request")
     if not LENGTH.fullmatch(fields.get(b"content-length", b"0")):

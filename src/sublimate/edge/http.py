@@ -36,6 +36,7 @@ from . import limits
 from .errors import ApiError, ErrorShape
 from .exchange import Exchange, RelayedHead, Request, relayed_head
 from .framing import Http1Wire
+from .heads import FIELD_OVERHEAD_BYTES, SINGLE_FIELDS, too_large
 from .incoming import IncomingBody
 from .limits import HttpLimits
 from .turns import Turns
@@ -46,12 +47,6 @@ WHITE_SPACE = b" \t"
 TCP_CLOSED = 7
 """The first byte of TCP_INFO after a reset."""
 SSE_COMMENT = b":\n\n"
-# Fields that decide framing, access or which answer is repeated: two values are ambiguous.
-SINGLE_FIELDS = frozenset(
-    b"host content-length content-type content-encoding transfer-encoding "
-    b"authorization x-api-key origin idempotency-key".split()
-)
-FIELD_OVERHEAD_BYTES = 4  # ": " and CRLF
 
 
 class Connection(Protocol):
@@ -473,7 +468,7 @@ class HttpConnection(asyncio.Protocol):
         self._field_count += 1
         self._count_head(len(name) + len(value) + FIELD_OVERHEAD_BYTES)
         if self._field_count > self.limits.header_fields_max:
-            self._stop(self._headers_too_large())
+            self._stop(self._too_large())
         if self._in_body:
             return  # a trailer field says nothing here
         name, value = name.lower(), value.strip(WHITE_SPACE)
@@ -558,16 +553,13 @@ class HttpConnection(asyncio.Protocol):
         self._refusal = error
         raise _RefusedError
 
-    def _headers_too_large(self) -> ApiError:
-        most = self.limits
-        return ApiError(
-            "headers_too_large", maximum=most.header_bytes_max, fields=most.header_fields_max
-        )
+    def _too_large(self) -> ApiError:
+        return too_large(self.limits, 0 if self._in_body else len(self._url))
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > self.limits.header_bytes_max:
-            self._stop(self._headers_too_large())
+            self._stop(self._too_large())
 
     def _begin_body(self, exchange: Exchange) -> None:
         """A body follows the head. Refused requests are answered now, before it is read."""
@@ -586,7 +578,7 @@ class HttpConnection(asyncio.Protocol):
             if not self._has_completed:
                 self._unparsed_bytes += size
             if self._unparsed_bytes > self.limits.header_bytes_max:
-                self._refuse(self._headers_too_large())
+                self._refuse(self._too_large())
                 return
         elif self._in_body and not self._has_completed:
             self._body_wire_bytes += size if body_before else max(0, size - self._head_bytes)

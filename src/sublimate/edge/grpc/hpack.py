@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..http import FIELD_OVERHEAD_BYTES
+from ..heads import FIELD_OVERHEAD_BYTES, PATH
 from ..wire import Header
 
 Field = tuple[bytes, bytes]
@@ -54,6 +54,15 @@ LENGTHS = (
 
 class HpackError(Exception):
     """The block is malformed, and later blocks of its connection cannot be read."""
+
+
+class TooLargeError(Exception):
+    """The head has more bytes or fields than allowed; later blocks can be read."""
+
+    def __init__(self, target_bytes: int) -> None:
+        super().__init__(target_bytes)
+        self.target_bytes = target_bytes
+        """Of its request target."""
 
 
 class FloodError(Exception):
@@ -148,17 +157,17 @@ class HeadDecoder:
         self._table_bytes = 0
         self._table_bytes_max = TABLE_BYTES
 
-    def decode(self, block: bytes) -> list[Field] | None:
-        """None: more bytes or fields than allowed, repeats counted. Raises HpackError, and
-        FloodError if there are so many that not even the table is maintained."""
+    def decode(self, block: bytes) -> list[Field]:
+        """Raises HpackError, TooLargeError (repeats count), and FloodError if there are so many
+        fields that not even the table is maintained."""
         try:
             return self._decode(block)
         except IndexError:
             raise HpackError("it ends within a field") from None
 
-    def _decode(self, block: bytes) -> list[Field] | None:
+    def _decode(self, block: bytes) -> list[Field]:
         head: list[Field] = []
-        count = size = at = 0
+        count = size = at = target_bytes = 0
         while at < len(block):
             if len(head) < count and (run := REFERENCES.match(block, at)):
                 at = run.end()
@@ -182,9 +191,13 @@ class HeadDecoder:
             if count > FIELDS_FACTOR * self._fields_max:
                 raise FloodError
             size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD_BYTES
+            if field[0] == PATH:
+                target_bytes = max(target_bytes, len(field[1]))
             if size <= self._bytes_max and count <= self._fields_max:
                 head.append(field)
-        return head if len(head) == count else None
+        if len(head) < count:
+            raise TooLargeError(target_bytes)
+        return head
 
     def _field(self, index: int) -> Field:
         if not index:

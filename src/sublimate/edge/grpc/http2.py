@@ -32,7 +32,7 @@ from ..incoming import IncomingBody
 from ..tls import load_chain, server_context
 from ..wire import Header
 from .call import is_call
-from .hpack import FloodError, HeadDecoder, HpackError, encoded, encoded_head
+from .hpack import Field, FloodError, HeadDecoder, HpackError, TooLargeError, encoded, encoded_head
 from .in_body import GRPC_SHAPE
 
 LOG = logging.getLogger("sublimate.edge")
@@ -47,7 +47,8 @@ END_HEADERS, PADDED, PRIORITIZED = 4, 8, 32
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
 STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = 5, 6, 7, 8, 9
 ENHANCE_YOUR_CALM = 11
-MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 2, 3, 4
+MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
 WINDOW_BYTES = 65_535
 NUMBER_MAX = (1 << 31) - 1
 FRAME_SIZES = range(1 << 14, 1 << 24)
@@ -211,7 +212,7 @@ class Http2Connection(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._last_number = 0
         self._received = bytearray()
-        self._has_preface = False
+        self._has_preface = self._has_settings = False
         self._block: tuple[int, int, bytearray] | None = None
         """A head that is not complete: stream, flags and the bytes so far."""
         self._continuations = 0
@@ -253,6 +254,8 @@ class Http2Connection(asyncio.Protocol):
             WINDOW_UPDATE: self._on_window,
             CONTINUATION: self._on_continuation,
             PUSH_PROMISE: self._on_push,
+            PRIORITY: self._on_priority,
+            GOAWAY: self._on_go_away,
         }
 
     @property
@@ -264,11 +267,10 @@ class Http2Connection(asyncio.Protocol):
         self.transport = transport
         self.transport.set_write_buffer_limits(high=limits.HTTP2_WRITE_BUFFER_BYTES)
         if not self._application.connection_opened(self):
-            if self._application.connection_refused(self):
-                self._fail(ENHANCE_YOUR_CALM, "too many connections")
-            else:
-                self._is_over = True
-                self.transport.abort()
+            may_stay = self._application.connection_refused(self)
+            self._fail(ENHANCE_YOUR_CALM, "too many connections")
+            if not may_stay:
+                self.transport.close()
             return
         settings = (
             (MAX_CONCURRENT_STREAMS, limits.GRPC_STREAMS_MAX),
@@ -390,6 +392,8 @@ class Http2Connection(asyncio.Protocol):
     def _on_frame(self, kind: int, flags: int, number: int, content: bytes) -> None:
         if self._block is not None and kind != CONTINUATION:
             raise ConnectionFault(PROTOCOL_ERROR, "only CONTINUATION may follow an incomplete head")
+        if not self._has_settings and (kind != SETTINGS or flags & ACK):
+            raise ConnectionFault(PROTOCOL_ERROR, "SETTINGS must come first")
         if kind not in (DATA, HEADERS) or not content:
             self._control.spend()
         handler = self._handlers.get(kind)
@@ -400,6 +404,22 @@ class Http2Connection(asyncio.Protocol):
         del flags, number, content
         raise ConnectionFault(PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
 
+    def _on_priority(self, flags: int, number: int, content: bytes) -> None:
+        """It is checked and ignored."""
+        del flags
+        if not number:
+            raise ConnectionFault(PROTOCOL_ERROR, "a PRIORITY of the connection")
+        if len(content) != PRIORITY_BYTES:
+            raise ConnectionFault(FRAME_SIZE_ERROR, "a PRIORITY has a wrong length")
+
+    def _on_go_away(self, flags: int, number: int, content: bytes) -> None:
+        """This end opens no streams, so there is nothing to stop."""
+        del flags
+        if number:
+            raise ConnectionFault(PROTOCOL_ERROR, "a GOAWAY of a stream")
+        if len(content) < 2 * NUMBER.size:
+            raise ConnectionFault(FRAME_SIZE_ERROR, "a GOAWAY is too short")
+
     def _on_settings(self, flags: int, number: int, content: bytes) -> None:
         if number:
             raise ConnectionFault(PROTOCOL_ERROR, "SETTINGS of a stream")
@@ -407,6 +427,7 @@ class Http2Connection(asyncio.Protocol):
             raise ConnectionFault(FRAME_SIZE_ERROR, "malformed SETTINGS")
         if flags & ACK:
             return
+        self._has_settings = True
         self._control.spend(len(content) // SETTING.size)
         for name, value in SETTING.iter_unpack(content):
             if name == INITIAL_WINDOW_SIZE:
@@ -419,6 +440,8 @@ class Http2Connection(asyncio.Protocol):
             elif name == MAX_FRAME_SIZE:
                 if value not in FRAME_SIZES:
                     raise ConnectionFault(PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
+            elif name == ENABLE_PUSH and value > 1:
+                raise ConnectionFault(PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
         self._frame(SETTINGS, ACK, 0)
         self._flush_soon()
 
@@ -477,6 +500,8 @@ class Http2Connection(asyncio.Protocol):
             raise ConnectionFault(PROTOCOL_ERROR, "a client's streams have odd numbers")
         content = _unpadded(flags, content)
         if flags & PRIORITIZED:
+            if len(content) < PRIORITY_BYTES:
+                raise ConnectionFault(FRAME_SIZE_ERROR, "HEADERS are too short")
             content = content[PRIORITY_BYTES:]
         self._continuations = 0
         self._add_to_block(number, flags, bytearray(content), is_whole=bool(flags & END_HEADERS))
@@ -500,19 +525,26 @@ class Http2Connection(asyncio.Protocol):
             self._block = number, flags, block
             return
         self._block = None
+        head: list[Field] | ApiError
         try:
             head = self._decoder.decode(bytes(block))
         except HpackError:
             raise ConnectionFault(COMPRESSION_ERROR, "a head cannot be read") from None
+        except TooLargeError as large:
+            head = too_large(self.limits, large.target_bytes)
         except FloodError:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "a head has too many fields") from None
         self._on_head(number, head, is_end=bool(flags & END_STREAM))
 
-    def _on_head(self, number: int, head: list[tuple[bytes, bytes]] | None, is_end: bool) -> None:
+    def _on_head(self, number: int, head: list[Field] | ApiError, is_end: bool) -> None:
+        """head: the error if it is too large."""
         stream = self._streams.get(number)
+        is_malformed = isinstance(head, list) and not is_well_formed(head, is_first=stream is None)
         if stream is not None:  # trailers, which are ignored
-            if not is_end or stream.is_handled:
-                self._reset(number, STREAM_CLOSED if stream.is_handled else PROTOCOL_ERROR)
+            if stream.is_handled:
+                self._reset(number, STREAM_CLOSED)
+            elif not is_end or is_malformed:
+                self._reset(number, PROTOCOL_ERROR)
             else:
                 self._on_end(stream)
             return
@@ -522,7 +554,7 @@ class Http2Connection(asyncio.Protocol):
         self._last_number = number
         if self._is_leaving or not self._has_room():
             self._reset(number, REFUSED_STREAM)
-        elif head is not None and not is_well_formed(head):
+        elif is_malformed:
             self._reset(number, PROTOCOL_ERROR)
         else:
             self._begin(number, head, is_end)
@@ -535,7 +567,7 @@ class Http2Connection(asyncio.Protocol):
             and unsent <= limits.CONNECTION_UNSENT_BYTES_MAX
         )
 
-    def _begin(self, number: int, head: list[tuple[bytes, bytes]] | None, is_end: bool) -> None:
+    def _begin(self, number: int, head: list[Field] | ApiError, is_end: bool) -> None:
         stream = self._streams[number] = _Stream(self, number)
         self._listener.calls += 1
         if len(self._streams) == 1:
@@ -544,9 +576,9 @@ class Http2Connection(asyncio.Protocol):
         stream.exchange = exchange = Exchange(stream, Request("POST", b"", {}))
         exchange.error_shape = GRPC_SHAPE
         try:
-            if head is None:
+            if isinstance(head, ApiError):
                 self._resets.spend(limits.HTTP2_REFUSED_HEAD_RESETS)
-                raise too_large(self.limits)
+                raise head
             exchange.request = request = request_of(head)
             if not is_call(request.fields):
                 raise ApiError("call_content_type")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import pylsqpack
-from aioquic.buffer import encode_uint_var
+from aioquic.buffer import UINT_VAR_MAX, encode_uint_var
 from aioquic.h3.connection import (
     ClosedCriticalStream,
     ErrorCode,
@@ -25,12 +25,13 @@ from aioquic.h3.connection import (
     Setting,
     StreamType,
     encode_frame,
+    parse_max_push_id,
 )
 from aioquic.h3.events import H3Event
 
 from .. import limits
 from ..errors import ApiError
-from ..heads import check_size, too_large
+from ..heads import NAME, check_size
 from ..limits import HttpLimits
 from ..wire import Header
 from .transport import Transport
@@ -71,6 +72,9 @@ class Messages(H3Connection):
         self._bytes = 0
         self._waiting: dict[int, bytearray] = {}
         """Incomplete heads, without their first bytes."""
+        self._has_goaway = False
+        """What comes on the control stream as MAX_PUSH_ID is GOAWAY."""
+        self._goaway_id = UINT_VAR_MAX
         super().__init__(transport)
         self._decoder = pylsqpack.Decoder(0, 0)
 
@@ -96,6 +100,19 @@ class Messages(H3Connection):
         super()._check_control_frame_type(frame_type)
         if frame_type == FrameType.CANCEL_PUSH:
             raise IdError("No push was promised")  # RFC 9114, 7.2.3
+        self._has_goaway = frame_type == FrameType.GOAWAY
+        if self._has_goaway and self._peer_control_stream_id is not None:
+            # The library drops the content of a GOAWAY. That of a MAX_PUSH_ID has the same form.
+            self._stream[self._peer_control_stream_id].frame_type = FrameType.MAX_PUSH_ID
+
+    def _handle_control_frame(self, frame_type: int, frame_data: bytes) -> None:
+        if not self._has_goaway:
+            super()._handle_control_frame(frame_type, frame_data)
+            return
+        goaway_id = parse_max_push_id(frame_data)
+        if goaway_id > self._goaway_id:
+            raise IdError("GOAWAY raised the identifier")  # RFC 9114, 5.2
+        self._goaway_id = goaway_id
 
     def _count_frame(self) -> None:
         self._frames += 1
@@ -135,12 +152,12 @@ class Messages(H3Connection):
             return [Refused(stream.stream_id, stream_ended, error)]
 
     def _decode_headers(self, stream_id: int, frame_data: bytes | None) -> list[Field]:
-        """Sizes are checked before anything looks at names and values. What comes in a table of
-        the protocol's own has one byte, so that an encoded head is never the larger one."""
-        if frame_data is None or len(frame_data) > self._most.header_bytes_max:
-            raise too_large(self._most)
+        """The size is checked before anything reads names and values, and names by the rules of
+        all carriers (RFC 9110, 5.1), which the library does not know."""
         head = [*super()._decode_headers(stream_id, frame_data)]
         check_size(head, self._most)
+        if not all(NAME.fullmatch(name.removeprefix(b":")) for name, _ in head):
+            raise MessageError("A field's name is not a token")
         is_first = self._stream[stream_id].headers_recv_state is HeadersState.INITIAL
         if is_first and all(name != b":authority" for name, _ in head):
             # Either is enough (RFC 9114, 4.3.1); the library requires :authority.
