@@ -3,6 +3,7 @@
 import ctypes
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -152,3 +153,24 @@ def test_memory_of_large_bodies_is_given_back(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [0, 0]
     monkeypatch.setattr(memory, "_LIBRARY", object())  # another C library
     assert memory.trimmed(lambda: 9, limits.TRIM_BYTES_MIN) == 9
+
+
+def test_large_bodies_are_read_one_at_a_time() -> None:
+    """Each holds the interpreter's lock for long; small ones do not wait for them."""
+    running: list[int] = []
+
+    def read() -> int:
+        running.append(1)
+        time.sleep(0.05)
+        count = len(running)
+        running.pop()
+        return count
+
+    with ThreadPoolExecutor(4) as threads:
+        large = [threads.submit(memory.trimmed, read, limits.LARGE_BODY_BYTES) for _ in range(3)]
+        assert [one.result() for one in large] == [1, 1, 1]
+        blocked = threading.Event()
+        waiting = threads.submit(memory.trimmed, blocked.wait, limits.LARGE_BODY_BYTES)
+        assert threads.submit(memory.trimmed, lambda: 7, 1).result(10) == 7
+        blocked.set()
+        assert waiting.result(10)

@@ -251,6 +251,8 @@ ASIDE_THREADS = 2
 COUNT_BYTES_MIN = MIB
 """Rendered prompts up to here are counted whatever the context: a quarter of a second. Longer ones
 as far as the longest prompt of the served context may go."""
+LARGE_BODY_BYTES = 4 * MIB
+"""Bodies from here on are read one at a time."""
 TRIM_BYTES_MIN = MIB
 """Bodies from here on leave memory behind that is given back to the system."""
 OVERLOAD_RETRY_SECONDS = 1

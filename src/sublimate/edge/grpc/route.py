@@ -15,6 +15,7 @@ import msgspec
 from .. import limits
 from ..errors import ApiError
 from ..exchange import Exchange, Request
+from ..memory import trimmed
 from ..wire import Header
 from .call import Call
 from .framing import split_frames
@@ -125,7 +126,9 @@ class _Route:
             self._hand_over(lambda: self._method.read(data))
             return
         server = self._call.server
-        self._reading = server.loop.run_in_executor(server.workers, self._method.read, data)
+        self._reading = server.loop.run_in_executor(
+            server.workers, lambda: trimmed(lambda: self._method.read(data), len(data))
+        )
         self._reading.add_done_callback(self._was_read)
 
     def _was_read(self, reading: Future[Asked]) -> None:
