@@ -15,6 +15,7 @@ from harness import Served, body, exchange_bytes, http_post, is_closed, read_rep
 from sublimate import _core
 from sublimate.cli.certificate import own_certificate
 from sublimate.config import EdgeSettings
+from sublimate.edge import limits
 from sublimate.edge.limits import HttpLimits
 from sublimate.edge.tls import fingerprint
 from sublimate.keys import KeyLimits, add_key
@@ -28,8 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def served(pair: tuple[Path, Path]) -> Iterator[Served]:
     settings = EdgeSettings(tls_certificate=str(pair[0]), tls_key=str(pair[1]))
-    limits = HttpLimits(header_seconds=1.0)
-    with serve(settings=settings, tls=True, limits=limits) as running:
+    with serve(settings=settings, tls=True, limits=HttpLimits(header_seconds=1.0)) as running:
         yield running
 
 
@@ -190,3 +190,22 @@ def test_keys_and_certificate_are_read_again_each_for_itself(
         served.call(served.server.reload)
         assert "The certificate could not be read again." in caplog.text
         assert status(added) == 200
+
+
+def test_an_error_of_http2_ends_with_its_connection(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client need not wait as long as one that still sends."""
+    monkeypatch.setattr(limits, "HTTP2_LINGER_SECONDS", 600.0)
+    settings = EdgeSettings(tls_certificate=str(pair[0]), tls_key=str(pair[1]))
+    trust = ssl.create_default_context(cafile=str(pair[0]))
+    with serve(settings=settings, tls=True, grpc=True) as served:
+        address = ("127.0.0.1", served.server.ports["grpc"])
+        with socket.create_connection(address, timeout=10) as raw:
+            secure = trust.wrap_socket(raw, server_hostname="127.0.0.1", suppress_ragged_eofs=False)
+            with secure as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                received = b""
+                while piece := sock.recv(65536):
+                    received += piece
+        assert received.endswith(b"this port speaks HTTP/2")

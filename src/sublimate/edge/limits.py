@@ -91,6 +91,8 @@ so that it sees the answer and not a reset. Most clients send all of a body befo
 LINGER_BYTES_MAX = 64 * MIB
 """The same in bytes: twice the largest body, so that one somewhat too large still gets its 413.
 Dropped bytes cost a read each and no memory."""
+LINGER_SILENCE_SECONDS = 0.25
+"""Over TLS, where the client sees no end before that: it is over once nothing came for so long."""
 SEND_STALL_SECONDS = 60.0
 """From when on answers wait in our memory: their client takes them within this or is cut off."""
 PROBE_SECONDS = 0.25

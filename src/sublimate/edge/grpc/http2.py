@@ -804,13 +804,27 @@ class Http2Connection(asyncio.Protocol):
         """What still comes is read and dropped for a moment: a close with bytes unread is a reset,
         which can take the last word from the client."""
         self._is_over = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
         if self._is_paused:
             self.transport.resume_reading()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(limits.HTTP2_LINGER_SECONDS, self.transport.abort)
+        seconds = limits.HTTP2_LINGER_SECONDS
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._timer = self._loop.call_later(seconds, self.transport.abort)
+        else:
+            self._close_when_silent(self._loop.time() + seconds)
+
+    def _close_when_silent(self, end: float, dropped_bytes: int = -1) -> None:
+        """TLS has no half of a close: its client sees the end once the connection is closed, which
+        does not wait longer than the client sends."""
+        if self._dropped_bytes == dropped_bytes or self._loop.time() > end:
+            self.transport.close()
+            return
+        seconds = limits.LINGER_SILENCE_SECONDS
+        self._timer = self._loop.call_later(
+            seconds, self._close_when_silent, end, self._dropped_bytes
+        )
 
     def _go_away(self, code: int, reason: str = "") -> None:
         content = NUMBER.pack(self._last_number) + NUMBER.pack(code) + reason.encode()
