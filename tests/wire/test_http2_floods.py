@@ -314,6 +314,18 @@ def test_settings_come_first(served: Served) -> None:
         assert not connection.until(h2.PING, 5)
 
 
+def test_a_stream_is_not_opened_again(served: Served) -> None:
+    with connect(served) as connection:
+        connection.send(call(1, HEAD))
+        assert connection.until(h2.DATA, 5) is not None
+        connection.send(h2.headers(1, h2.field(b"x", b"y"), h2.END_STREAM) + call(3, HEAD))
+        connection.frames.clear()
+        assert connection.until(h2.DATA, 5) is not None, "trailers of what is over are ignored"
+        connection.send(call(1, HEAD))
+        last = connection.until(h2.GOAWAY, 5)
+        assert last is not None and last.code == 5
+
+
 def test_trailers_are_ignored(served: Served) -> None:
     with connect(served) as connection:
         asked = h2.headers(1, h2.call_head(PATH)) + h2.frame(h2.DATA, 0, 1, LIST)

@@ -539,7 +539,8 @@ class Http2Connection(asyncio.Protocol):
     def _on_head(self, number: int, head: list[Field] | ApiError, is_end: bool) -> None:
         """head: the error if it is too large."""
         stream = self._streams.get(number)
-        is_malformed = isinstance(head, list) and not is_well_formed(head, is_first=stream is None)
+        is_first = number > self._last_number
+        is_malformed = isinstance(head, list) and not is_well_formed(head, is_first=is_first)
         if stream is not None:  # trailers, which are ignored
             if stream.is_handled:
                 self._reset(number, STREAM_CLOSED)
@@ -548,8 +549,10 @@ class Http2Connection(asyncio.Protocol):
             else:
                 self._on_end(stream)
             return
-        if number <= self._last_number:
-            self._resets.spend()  # of a stream that is over
+        if not is_first:  # of a stream that is over, for which only trailers may be under way
+            if is_malformed:
+                raise ConnectionFault(STREAM_CLOSED, "a stream is opened again")
+            self._resets.spend()
             return
         self._last_number = number
         if self._is_leaving or not self._has_room():
