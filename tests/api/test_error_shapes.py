@@ -406,6 +406,7 @@ CAUSES = {
     "unknown_model": "errors::an_unknown_model_is_named",
     "item_not_found": "client_tools::f22_an_unknown_item_is_a_404_that_names_it",
     "response_not_found": "responses::responses_are_kept_for_their_owner",
+    "previous_response_not_found": "responses::responses_are_kept_for_their_owner",
     "invalid_utf8": "error_shapes::bad_json_is_told_in_the_envelope_of_the_route",
     "invalid_json": "error_shapes::bad_json_is_told_in_the_envelope_of_the_route",
     "json_too_deep": "errors::bodies_that_are_no_json",

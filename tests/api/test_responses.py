@@ -221,8 +221,9 @@ def test_responses_are_kept_for_their_owner(client: openai.OpenAI, server: Serve
             other.responses.create(model="tiny", input="a", previous_response_id=made.id)
     client.responses.delete(made.id)
     for again in (client.responses.retrieve, client.responses.delete):
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as gone:
             again(made.id)
+        assert gone.value.param is None and "previous_response_id" not in gone.value.message
     unkept = client.responses.create(model="tiny", input="say hello", store=False)
     with pytest.raises(openai.NotFoundError) as missing:
         client.responses.create(model="tiny", input="a", previous_response_id=unkept.id)

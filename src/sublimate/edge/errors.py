@@ -71,7 +71,8 @@ TABLE: dict[str, ErrorKind] = {
     "body_encoding": ErrorKind(
         400,
         INVALID,
-        "Compressed request bodies are not taken here. Send the body without Content-Encoding.",
+        "This content-encoding is not taken here. Send the body without one, or as gzip to a "
+        "server that was started with --request-gzip.",
         error_code="request_body_encoding_unsupported",
     ),
     "body_not_gzip": ErrorKind(
@@ -285,6 +286,12 @@ TABLE: dict[str, ErrorKind] = {
         " is kept: in memory, unless `store` is false. Send the item itself instead.",
     ),
     "response_not_found": ErrorKind(
+        404,
+        NOT_FOUND,
+        "There is no response with this id here. This server keeps the last ones, in memory, if "
+        "store is not false.",
+    ),
+    "previous_response_not_found": ErrorKind(
         404,
         NOT_FOUND,
         "previous_response_id: there is no response with this id here. This server keeps the last "

@@ -8,6 +8,7 @@ defines: NeedsThreadError, generate, prepared, choose_profile, prepare, check_le
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .app import EdgeServer
     from .stream import Answer
 
+CHARSET = re.compile(r';\s*charset\s*=\s*"?([^";\s]+)', re.IGNORECASE)
 SAMPLE_CHARACTERS = 1 << 16
 """Of a prompt that cannot fit, whose tokens are estimated from its beginning."""
 
@@ -449,8 +451,8 @@ def _has_prompt_of(one: Generation, other: Generation) -> bool:
 
 
 def _check_charset(request: Request) -> None:
-    charset = request.field(b"content-type").lower().partition("charset=")[2].strip(' "')
-    if charset not in ("", "utf-8", "utf8"):
+    found = CHARSET.search(request.field(b"content-type"))
+    if found is not None and found[1].lower() not in ("utf-8", "utf8"):
         raise ApiError("charset")
 
 

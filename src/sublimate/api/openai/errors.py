@@ -18,11 +18,11 @@ CODES = {
     "unauthenticated": "invalid_api_key",
     "unknown_model": "model_not_found",
     "prompt_too_long": "context_length_exceeded",
-    "response_not_found": "previous_response_not_found",
+    "previous_response_not_found": "previous_response_not_found",
     "rate_limited": "rate_limit_exceeded",
     "too_many_at_once": "rate_limit_exceeded",
 }
-PARAMS = {"unknown_model": "model", "response_not_found": "previous_response_id"}
+PARAMS = {"unknown_model": "model", "previous_response_not_found": "previous_response_id"}
 OF_PROMPT = ("prompt_too_long", "template_limit")
 """Errors of the field that holds the prompt, whatever the API calls it."""
 OVERLOADED, UNAVAILABLE = 529, 503

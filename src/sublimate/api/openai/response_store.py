@@ -51,11 +51,14 @@ def _turn_bytes(turn: Turn) -> int:
     return total
 
 
-def not_elsewhere(server: EdgeServer, exchange: Exchange, identifier: str) -> None:
-    """Raises ElsewhereError for a response that another worker has made, and so keeps."""
+def not_elsewhere(
+    server: EdgeServer, exchange: Exchange, identifier: str, error_code: str = "response_not_found"
+) -> None:
+    """Raises ElsewhereError for a response that another worker has made, and so keeps. error_code:
+    of the error if that worker does not run."""
 
     def otherwise() -> None:
-        raise ApiError("response_not_found")
+        raise ApiError(error_code)
 
     if (worker := kept_elsewhere(server, exchange, identifier)) is not None:
         raise ElsewhereError(worker, otherwise)

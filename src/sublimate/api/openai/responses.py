@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...edge.errors import field_error, unknown_value
+from ...edge.errors import ApiError, field_error, unknown_value
 from ...edge.exchange import Exchange
 from ...edge.generate import choose_profile
 from ...edge.generation import Generation
@@ -156,8 +156,12 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     store = server.part(ResponseStore)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
-        not_elsewhere(server, exchange, request.previous_response_id)
-        before = store.find(exchange.tenant_key, request.previous_response_id).turns
+        missing = "previous_response_not_found"
+        not_elsewhere(server, exchange, request.previous_response_id, missing)
+        kept = store.find_or_none(exchange.tenant_key, request.previous_response_id)
+        if kept is None:
+            raise ApiError(missing)
+        before = kept.turns
     reader = _Reader(
         before, KeptItems(server, exchange), server.settings.tool_result_images == "note"
     )
