@@ -1,6 +1,7 @@
 """Raw sockets: limits, deadlines and framing, one behaviour each."""
 
 import gzip
+import json
 import select
 import socket
 import struct
@@ -549,6 +550,35 @@ def test_a_slow_reader_is_cut_and_the_others_go_on() -> None:
         wait_until(lambda: ends["slow_reader"] == 1, 60)
         wait_until(served.idle)
         assert served.engine.audit() == ""
+
+
+def test_an_event_larger_than_what_may_wait_is_delivered() -> None:
+    """Each event of a response repeats its instructions; the client takes them as it can."""
+    limits = HttpLimits(unsent_bytes_max=16 * 1024)
+    asked = {
+        "model": "tiny",
+        "input": "say hello",
+        "instructions": "\x01" * 100_000,
+        "stream": True,
+        "max_output_tokens": 8,
+    }
+    sent = json.dumps(asked).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(sent)
+    with (
+        serve(limits=limits, context_tokens=131072, pages=1 << 14) as served,
+        socket.socket() as slow,
+    ):
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        slow.settimeout(20)
+        slow.connect(("127.0.0.1", served.port))
+        slow.sendall(head + sent)
+        received = bytearray()
+        while piece := slow.recv(65536):
+            received += piece
+            time.sleep(0.0005)
+        assert b"response.completed" in received or b"response.incomplete" in received
+        assert served.metrics.ends["slow_reader"] == 0
 
 
 def test_reset_instead_of_close() -> None:

@@ -139,14 +139,16 @@ def make_tool(path: str, name: str, description: str | None, schema: Any, strict
     return Tool(name, description or "", whole, strict)
 
 
-def check_tools(tools: Sequence[Tool], tools_max: int) -> None:
-    """Raises ApiError."""
+def check_tools(tools: Sequence[Tool], tools_max: int, paths: Sequence[str] = ()) -> None:
+    """paths: where each stands in the body, if not in `tools` one after the other. Raises
+    ApiError."""
     if len(tools) > tools_max:
         raise field_error("tools", f"at most {tools_max} are taken")
     names: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in names:
-            raise field_error(f"tools.{index}", "two tools have the same name")
+            path = paths[index] if paths else f"tools.{index}"
+            raise field_error(path, "two tools have the same name")
         names.add(tool.name)
 
 

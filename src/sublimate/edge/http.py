@@ -162,6 +162,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_reading = True
         """The transport reads from the socket."""
         self._write_paused = False
+        self._largest_bytes = 0
+        """Of one write of this answer that had to wait here."""
         self._body_paused = False
         """Its sink has more of a body than it can take."""
         self._wake_is_due = False
@@ -426,12 +428,20 @@ class HttpConnection(asyncio.Protocol):
         self._write_paused = True
         if self._lingering or self.transport.is_closing():
             return  # has its deadline, and goes on to drop what comes
-        if self._current is not None and self._current.streaming:
-            self._current.slow_reader()
-            self.transport.abort()
-            return
-        self._read_or_pause()
-        self._arm(limits.SEND_STALL_SECONDS)
+        if not self._cut_if_slow():
+            self._read_or_pause()
+            self._arm(limits.SEND_STALL_SECONDS)
+
+    def _cut_if_slow(self) -> bool:
+        """End a stream of which too much waits in our memory. One event may be larger than what
+        may wait, and its client needs time to take it."""
+        most = max(self.limits.unsent_bytes_max, limits.UNSENT_WRITES_MAX * self._largest_bytes)
+        exchange = self._current
+        if exchange is None or not exchange.streaming or self._unsent_bytes() <= most:
+            return False
+        exchange.slow_reader()
+        self.transport.abort()
+        return True
 
     def resume_writing(self) -> None:
         self._write_paused = False
@@ -645,6 +655,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._waiting.popleft()
         self._current = exchange
         self._deadline = None
+        self._largest_bytes = 0
         self._application.handle(exchange)
 
     def send(self, data: bytes) -> bool:
@@ -659,7 +670,9 @@ class HttpConnection(asyncio.Protocol):
                 data = data[os.write(self.descriptor, data) :]
             if not data:
                 return True
-        transport.write(data)
+        self._largest_bytes = max(self._largest_bytes, len(data))
+        if not self._write_paused or not self._cut_if_slow():
+            transport.write(data)
         return False
 
     def answered(self, exchange: Exchange, keep_alive: bool) -> None:
@@ -758,8 +771,19 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write_eof()
         elif read_all:
             self.transport.close()
+        else:
+            self._close_when_silent()
         self._unsent_deadline = self._loop.time() + limits.SEND_STALL_SECONDS
         self._arm(limits.LINGER_SECONDS)
+
+    def _close_when_silent(self, dropped_bytes: int = -1) -> None:
+        """Over TLS a client sees the end once the connection is closed, which does not wait longer
+        than the client sends; the deadline of `_linger` holds all the same."""
+        if self._dropped_bytes == dropped_bytes:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            seconds = limits.LINGER_SILENCE_SECONDS
+            self._loop.call_later(seconds, self._close_when_silent, self._dropped_bytes)
 
     def _drop(self, size: int) -> None:
         self._dropped_bytes += size

@@ -85,6 +85,8 @@ TURN_SECONDS = 0.004
 SLICE_BYTES_MIN, SLICE_BYTES_MAX = 512, 64 * KIB
 """Parsed before the next look at the clock, the most of it inside a body. The smallest holds some
 twenty requests."""
+UNSENT_WRITES_MAX = 4
+"""As large as the largest may wait of a stream whose events are larger than what else may wait."""
 LINGER_SECONDS = 5.0
 """After the last answer of a connection: how long what the client still sends is read and dropped,
 so that it sees the answer and not a reset. Most clients send all of a body before they read."""

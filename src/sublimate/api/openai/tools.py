@@ -8,6 +8,7 @@ would have to run are left out, and the answer says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -88,10 +89,11 @@ class ToolSet(msgspec.Struct):
 
     @property
     def names(self) -> dict[str, str]:
-        """What a choice of tools may call each -> the name that the model knows."""
-        return {each.name: name for name, each in self.offered.items()} | {
-            name: name for name in self.offered
-        }
+        """What a choice of tools may call each -> the name that the model knows. A name that two
+        namespaces have chooses neither without its namespace."""
+        shared = Counter(each.name for each in self.offered.values())
+        plain = {each.name: name for name, each in self.offered.items() if shared[each.name] == 1}
+        return plain | {name: name for name in self.offered}
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -100,18 +102,21 @@ def read_tools(
 ) -> ToolSet:
     """Read (path, entry) pairs. nested: in the shape of chat completions. Raises ApiError."""
     found: list[Offered] = []
+    paths: list[str] = []
     left_out: list[str] = []
     for path, param, namespace in _without_namespaces(params, nested):
         kind = param.type
         if not is_offered(param):
             left_out.append(f"{path}:{kind}")
-        elif kind in CLIENT_TOOLS and not nested:
+            continue
+        paths.append(path)
+        if kind in CLIENT_TOOLS and not nested:
             found.append(Offered(CLIENT_TOOLS[kind], kind, kind, "", f"{path}.type"))
         elif kind in ("function", "custom"):
             found.append(_function(path, param, namespace, nested))
         else:
             raise unknown_value(f"{path}.type", kind, CHAT_KINDS if nested else KINDS)
-    check_tools([each.tool for each in found], tools_max)
+    check_tools([each.tool for each in found], tools_max, paths)
     return ToolSet({each.tool.name: each for each in found}, left_out)
 
 
@@ -156,8 +161,8 @@ def _function(path: str, param: ToolParam, namespace: str, nested: bool) -> Offe
     if kind == "custom":
         description, schema = _free_text(path, given.description or "", given.format or {})
         tool = make_tool(path, name, description, schema, strict=False)
-    else:
-        tool = make_tool(path, name, given.description, given.parameters, bool(given.strict))
+        return Offered(tool, kind, given.name, namespace, f"{path}.format")
+    tool = make_tool(path, name, given.description, given.parameters, bool(given.strict))
     return Offered(tool, kind, given.name, namespace, f"{path}.parameters")
 
 
