@@ -14,6 +14,7 @@ import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ UNREAD_EACH, WHOLE_EACH = 20, 10
 """One in so many is served: a storm is no load test."""
 RESETS_PER_CONNECTION = 50
 QUIC_CLIENTS = 16
+LARGE_CLIENTS, LARGE_CHARACTERS = 3, 24_000_000
 PIPELINING_CLIENTS = 16
 PIPELINED = 2000
 
@@ -356,6 +358,35 @@ def http3_flood(frames: Callable[[], list[bytes]]) -> "Attack":
     return flood
 
 
+def large_bodies(ports: dict[str, int], _: int, seconds: float, __: Path) -> dict[str, int]:
+    """Three clients have texts of 28 MB counted, one after the other."""
+    did = {"requests": 0, "answers": 0}
+    words = random.Random(1).choices("alpha beta wörter 日本 x1 foo_bar 12345".split(), k=4_000_000)
+    message = {"role": "user", "content": " ".join(words)[:LARGE_CHARACTERS]}
+    body = json.dumps({"model": "default", "messages": [message]}, ensure_ascii=False).encode()
+    path = "/v1/messages/count_tokens"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    sent = f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    end = time.monotonic() + seconds
+
+    def ask() -> None:
+        while time.monotonic() < end:
+            did["requests"] += 1
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", ports["http"]), 60) as sock,
+            ):
+                sock.sendall(sent)
+                did["answers"] += sock.recv(READ_BYTES).startswith(b"HTTP/1.1 ")
+
+    clients = [threading.Thread(target=ask) for _ in range(LARGE_CLIENTS)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    return did
+
+
 def pipelining(ports: dict[str, int], _: int, seconds: float, __: Path) -> dict[str, int]:
     """Small requests of unknown paths, thousands in a row, on a few connections that are read."""
     did = {"connections": 0, "bytes": 0, "ended for it": 0}
@@ -400,6 +431,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS ports in clear": tls_in_clear,
 }
 FLOODS: dict[str, Attack] = {
+    "HTTP/1.1 large bodies": large_bodies,
     "HTTP/1.1 pipelining": pipelining,
     "HTTP/2 references": http2_flood(b"", [references(n, 4000) for n in range(1, 2001, 2)]),
     "HTTP/2 long references": http2_flood(b"", [references(n, 16_000) for n in range(1, 401, 2)]),

@@ -11,7 +11,7 @@ KIB_PER_SOCKET_MAX = 96
 """Beyond what a storm needs in any case: grpcio takes some 80 KiB for a connection."""
 BASE_KIB = 32 << 10
 FLOODS = (
-    "HTTP/1.1 pipelining",
+    *("HTTP/1.1 large bodies", "HTTP/1.1 pipelining"),
     *("HTTP/2 references", "HTTP/2 long references", "HTTP/2 CONTINUATION", "HTTP/2 resets"),
     *("HTTP/2 empty CONTINUATION", "HTTP/2 SETTINGS", "HTTP/2 PING", "QUIC gaps of a hello"),
     *("QUIC gaps of a body", "QUIC PING", "QUIC small frames"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublimate.edge import limits
+from sublimate.edge import json_bounds, limits
 from sublimate.edge.errors import ApiError
 from sublimate.edge.json_bounds import checked_json, decodable, syntax_cause
 
@@ -163,3 +163,23 @@ def test_f20_a_syntax_error_names_cause_and_position(body: bytes, cause: str) ->
     with pytest.raises(msgspec.DecodeError) as caught:
         msgspec.json.decode(body)
     assert syntax_cause(caught.value, body) == cause
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 1 << 20])
+def test_utf8_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """As the whole at once would be, with the same position."""
+    monkeypatch.setattr(json_bounds, "UTF8_PIECE_BYTES", piece)
+    whole = '"aé日😀z"'.encode()
+    assert checked_json(whole) == whole
+    for at in range(len(whole)):
+        for bad in (b"\x80", b"\xff", b"\xe6", b"\xf0\x9f", b""):
+            body = whole[:at] + bad + whole[at + 1 :]
+            try:
+                body.decode()
+            except UnicodeDecodeError as error:
+                with pytest.raises(ApiError) as caught:
+                    checked_json(body)
+                assert caught.value.code == "invalid_utf8"
+                assert f"at byte {error.start}." in caught.value.text
+            else:
+                assert checked_json(body) == body

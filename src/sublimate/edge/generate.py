@@ -20,7 +20,7 @@ from .._core import POLICY, BlockFormat
 from ..config import PROFILES, EdgeSettings, Profile
 from ..model.template import Rendered, TemplateLimitError
 from ..model.tokenizer import Tokenizer
-from ..model.turns import is_continued
+from ..model.turns import Text, ToolResult, Turn, is_continued
 from ..policy.decision import Border, Decision, Hardware, decide
 from ..policy.decision import Request as PolicyRequest
 from . import limits
@@ -473,6 +473,7 @@ def prepare(
             raise _too_long(len(generation.raw_prompt), context_tokens)
         ids = array("i", generation.raw_prompt)
         return Prompt(generation, ids, (read_ns, read_ns, time.monotonic_ns()))
+    _check_texts(generation, model, context_tokens, is_counted)
     rendered = _rendered(generation, model)
     rendered_ns = time.monotonic_ns()
     check_length(rendered, model.tokenizer, context_tokens, is_counted=is_counted)
@@ -487,6 +488,40 @@ def prepare(
         and thinking_format.opened_by(rendered.text)
     )
     return Prompt(generation, ids, (read_ns, rendered_ns, time.monotonic_ns()), begins_in_thinking)
+
+
+def _check_texts(
+    generation: Generation, model: TextModel, context_tokens: int, is_counted: bool
+) -> None:
+    """Render texts that are far too long only as far as that shows: to render all of them would
+    hold the interpreter's lock for as long as they are. Raises ApiError."""
+    most = _bytes_max(model.tokenizer, context_tokens, is_counted)
+    texts = [
+        block
+        for turn in generation.turns
+        if turn.role != "assistant"  # of an answer, templates leave parts out
+        for block in turn.blocks
+        if isinstance(block, Text | ToolResult)
+    ]
+    size = sum(len(block.text) for block in texts)
+    left = max(most, SAMPLE_CHARACTERS) + 1
+    if generation.raw_prompt or size < left:
+        return
+    shortened: dict[int, Text | ToolResult] = {}
+    for block in texts:
+        kept = block.text[: max(1, left)]
+        left -= len(kept)
+        shortened[id(block)] = msgspec.structs.replace(block, text=kept)
+    turns = tuple(
+        Turn(turn.role, tuple(shortened.get(id(block), block) for block in turn.blocks))
+        for turn in generation.turns
+    )
+    rendered = _rendered(msgspec.structs.replace(generation, turns=turns), model)
+    if len(rendered.text) > most:
+        left_out = size - sum(len(block.text) for block in shortened.values())
+        tokens = _estimate(rendered, model.tokenizer, left_out)
+        raise _too_long(max(context_tokens + 1, tokens), context_tokens)
+    # The template leaves them out.
 
 
 def _rendered(generation: Generation, model: TextModel) -> Rendered:
@@ -522,17 +557,22 @@ def counted(rendered: Rendered, model: TextModel, context_tokens: int, owner: by
 
 
 def _is_longer(text: str, tokenizer: Tokenizer, context_tokens: int, is_counted: bool) -> bool:
-    most = context_tokens * tokenizer.longest_token_bytes
-    if is_counted:
-        most = max(most, limits.COUNT_BYTES_MIN)
+    most = _bytes_max(tokenizer, context_tokens, is_counted)
     size = len(text)
     return size > most or (not text.isascii() and len(text.encode(errors="replace")) > most)
 
 
-def _estimate(rendered: Rendered, tokenizer: Tokenizer) -> int:
-    """The beginning tells the rate."""
+def _bytes_max(tokenizer: Tokenizer, context_tokens: int, is_counted: bool) -> int:
+    """Of a prompt that may fit, or is counted."""
+    most = context_tokens * tokenizer.longest_token_bytes
+    return max(most, limits.COUNT_BYTES_MIN) if is_counted else most
+
+
+def _estimate(rendered: Rendered, tokenizer: Tokenizer, left_out: int = 0) -> int:
+    """The beginning tells the rate. left_out: characters of the prompt that were not rendered."""
     sample = tokenizer.encode_rendered(rendered.text[:SAMPLE_CHARACTERS], rendered.marker)
-    return len(sample) * len(rendered.text) // min(SAMPLE_CHARACTERS, len(rendered.text))
+    size = len(rendered.text)
+    return len(sample) * (size + left_out) // min(SAMPLE_CHARACTERS, size)
 
 
 def _too_long(tokens: int, maximum: int) -> ApiError:

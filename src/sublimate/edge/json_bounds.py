@@ -4,6 +4,7 @@ number of parts), and what is said of a syntax error. Linear time.
 
 from __future__ import annotations
 
+import codecs
 import re
 
 import msgspec
@@ -32,6 +33,7 @@ READ_ALREADY = frozenset(
 WORD = re.compile(rb"[A-Za-z]+")
 NOT_NUMBERS = (b"NaN", b"Infinity")
 OPEN_ARRAY, OPEN_OBJECT, COLON, COMMA = b"[", b"{", b":", b","
+UTF8_PIECE_BYTES = 1 << 20
 
 
 def decodable(body: bytes) -> bytes:
@@ -75,10 +77,7 @@ def checked_json(body: bytes) -> bytes:
 
     Says nothing about syntax: the decoder does.
     """
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ApiError("invalid_utf8", position=error.start) from None
+    _check_utf8(body)
     body = decodable(body)
     # Without its escapes every second piece between quotes lies outside of strings. Whole-buffer
     # operations only: nothing here is done per string, of which a body can have millions.
@@ -95,6 +94,18 @@ def checked_json(body: bytes) -> bytes:
     if containers > limits.JSON_DEPTH_MAX or keys > limits.JSON_OBJECT_KEYS_MAX:
         _check_structure(bare)
     return body
+
+
+def _check_utf8(body: bytes) -> None:
+    """In pieces, between which other threads get the interpreter's lock. Raises ApiError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(body), UTF8_PIECE_BYTES):
+        piece = body[begin : begin + UTF8_PIECE_BYTES]
+        held = len(decoder.getstate()[0])
+        try:
+            decoder.decode(piece, begin + len(piece) == len(body))
+        except UnicodeDecodeError as error:
+            raise ApiError("invalid_utf8", position=begin - held + error.start) from None
 
 
 def _check_structure(bare: bytes) -> None:
