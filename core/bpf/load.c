@@ -5,6 +5,9 @@
 #include "generated/packets.lskel.h"
 #include "generated/steering.lskel.h"
 
+// The kernel gives up the check of a program when a signal comes (EAGAIN), as when a child ends.
+enum { ATTEMPTS = 5 };
+
 // The descriptor stays open when its skeleton goes.
 static int taken(int* fd) {
     int mine = *fd;
@@ -12,7 +15,7 @@ static int taken(int* fd) {
     return mine;
 }
 
-int load_steering(uint32_t entries, struct SteeringFds* fds) {
+static int load_steering_once(uint32_t entries, struct SteeringFds* fds) {
     struct steering* skeleton = steering__open();
     if (!skeleton) return -ENOMEM;
     skeleton->maps.addresses.max_entries = entries;
@@ -28,6 +31,13 @@ int load_steering(uint32_t entries, struct SteeringFds* fds) {
             .steered = taken(&skeleton->maps.steered.map_fd),
         };
     steering__destroy(skeleton);
+    return error;
+}
+
+int load_steering(uint32_t entries, struct SteeringFds* fds) {
+    int error = -EAGAIN;
+    for (int attempt = 0; error == -EAGAIN && attempt < ATTEMPTS; ++attempt)
+        error = load_steering_once(entries, fds);
     return error;
 }
 
@@ -74,5 +84,8 @@ static int load_packets(uint32_t entries, struct ConnectionFds* fds) {
 }
 
 int load_connections(uint32_t entries, bool packets, struct ConnectionFds* fds) {
-    return packets ? load_packets(entries, fds) : load_tracepoints(entries, fds);
+    int error = -EAGAIN;
+    for (int attempt = 0; error == -EAGAIN && attempt < ATTEMPTS; ++attempt)
+        error = packets ? load_packets(entries, fds) : load_tracepoints(entries, fds);
+    return error;
 }

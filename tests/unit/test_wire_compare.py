@@ -328,9 +328,16 @@ def streams_are_alike(rows: Rows) -> bool:
 def test_old_takes_three_times_the_packets_and_a_round_trip_more(
     allowed: None, tmp_path: Path
 ) -> None:
-    attempts = (compared(tmp_path) for _ in range(3))
-    rows = next(filter(streams_are_alike, attempts), None)
-    assert rows is not None, "what streams is the same"
+    rows = compared(tmp_path)
+    attempts = 1
+    while not streams_are_alike(rows):
+        assert attempts < 5, [
+            (name, kept, rows[name, kept].body_bytes, rows[name, kept].packets.median)
+            for name in ("old", "uvicorn", "tls")
+            for kept in (False, True)
+        ]
+        rows = compared(tmp_path)
+        attempts += 1
     assert len(rows) == 2 * len(NAMES) and "<svg" in (tmp_path / "wire.svg").read_text()
     for kept in (False, True):
         for name in NAMES[1:]:
