@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     and read no keys or settings of that person's. Models may be in the usual cache."""
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(tmp_path_factory.mktemp(name))
+    tempfile.tempdir = str(tmp_path_factory.mktemp("t"))  # pytest removes old ones
 
 
 @pytest.fixture(scope="session")

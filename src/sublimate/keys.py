@@ -170,13 +170,16 @@ def _write(path: Path, keys: dict[str, NamedKey]) -> None:
         lines.append("")
     import tempfile  # no server writes keys
 
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write("\n".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(path)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None

@@ -3,6 +3,8 @@
 import hashlib
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,3 +219,15 @@ def test_an_error_ends_with_its_connection(
                 while piece := sock.recv(65536):
                     received += piece
         assert told in received
+
+
+def test_chat_trusts_a_certificate_that_is_named(pair: tuple[Path, Path]) -> None:
+    settings = EdgeSettings(tls_certificate=str(pair[0]), tls_key=str(pair[1]))
+    with serve(settings=settings, tls=True) as served:
+        url = f"https://localhost:{served.server.ports['https']}"
+        command = [sys.executable, "-m", "sublimate", "chat", "--url", url, "say hello"]
+        trusting = [*command, "--cacert", str(pair[0])]
+        shown = subprocess.run(trusting, capture_output=True, text=True, timeout=60)
+        assert shown.returncode == 0 and "Hello there!" in shown.stdout, shown.stderr
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode and "certificate" in refused.stderr, refused.stderr

@@ -1,7 +1,9 @@
 """The keys file: what is written can be read, holds no key, and is refused if it is not valid."""
 
+import errno
 import fcntl
 import hashlib
+import os
 import stat
 import threading
 from pathlib import Path
@@ -136,3 +138,16 @@ def test_copies_of_a_killed_writer_are_found_unless_somebody_writes(tmp_path: Pa
         assert copy.exists(), "it may be the writer's"
     assert half_written_keys(path, clean=True) == [copy]
     assert not copy.exists() and other.exists() and list(read_keys(path)) == ["alice"]
+
+
+def test_a_full_disk_is_named_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "keys.toml"
+    with pytest.raises(ConfigError, match=r"keys\.toml cannot be written: No space left"):
+        add_key(path, "bob", KeyLimits())
+    assert not list(tmp_path.glob("keys.toml?*toml*")) and not path.exists()

@@ -45,17 +45,25 @@ def test_f69_a_dry_run_shows_and_deletes_nothing(home: Path) -> None:
     assert all(str(home / name / "sublimate") in shown for name in ("cache", "data", "config"))
 
 
+@pytest.mark.parametrize(
+    ("running", "told"),
+    [([1234], "A server runs .process 1234."), ([12, 34], "Servers run .processes 12, 34.")],
+)
 def test_f69_beside_a_server_only_a_dry_run_is_possible(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    running: list[int],
+    told: str,
 ) -> None:
-    def server(_: Effective) -> int:
-        return 1234
+    def servers(_: Effective) -> list[int]:
+        return running
 
-    monkeypatch.setattr(reload, "running_server", server)
+    monkeypatch.setattr(reload, "running_servers", servers)
     effective = load_settings({})
     assert uninstall(effective, is_dry_run=True, is_sure=False) == 0
     assert str(home / "data/sublimate") in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="1234"):
+    with pytest.raises(ConfigError, match=told):
         uninstall(effective, is_dry_run=False, is_sure=True)
     assert left(home) == EVERYTHING
 

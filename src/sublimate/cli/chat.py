@@ -22,7 +22,7 @@ from ..bench.apis import MESSAGES, headers, read_event
 from ..config import Effective, cache_folder, data_folder
 from ..errors import ConfigError, EngineError, ExitCode, ModelError, PeerError
 from .output import complain, error_text, errors, out
-from .peer import OK_STATUS, Peer, not_ready
+from .peer import OK_STATUS, Peer, configured_peer, not_ready
 
 ANSWER_SECONDS = 600.0
 STOP_SECONDS = 5.0
@@ -45,24 +45,26 @@ def chat(
     *,
     config: Path | None,
     url: str | None,
+    cacert: Path | None,
     system: str,
     max_tokens: int,
     temperature: float,
     prompt: str = "",
 ) -> ExitCode:
     """Answer the prompt, or talk until the end of the input. config: the file that was named, for
-    a server of our own. Raises PeerError, ModelError, EngineError."""
+    a server of our own. cacert: trusted too, for https. Raises PeerError, ModelError,
+    EngineError."""
     from ..model.files import locate
     from .models import pull
 
     settings = effective.settings
     default = f"http://{settings.server.host}:{settings.server.port}"
-    key = settings.edge.api_keys[0] if settings.edge.api_keys else ""
     options = {"max_tokens": max_tokens, "temperature": temperature, "system": system}
     history = data_folder(settings.edge) / "chat-history"
-    peer = Peer(url or default, key)
+    peer = configured_peer(effective, url or "", cacert)
     is_ready = peer.ready()
     if url is not None and not is_ready:
+        peer.ask("/livez")  # raises the error that says why, if there was no answer
         raise not_ready(url)
     if is_ready:
         called = _called(effective, peer)

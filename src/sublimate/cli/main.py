@@ -105,11 +105,17 @@ def chat(
     prompt: Annotated[
         str, typer.Argument(help="Answer this and exit; piped input is added after it.")
     ] = "",
-    url: Annotated[str | None, typer.Option(help="A running server; else it looks.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="A running server; else the one at the configured address, or a new one."
+        ),
+    ] = None,
     model: flags.Model = None,
     exact: flags.Exact = None,
     context_length: flags.ContextLength = None,
-    api_keys: flags.ApiKeys = None,
+    api_keys: flags.ClientKeys = None,
+    cacert: flags.CaCert = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
@@ -126,6 +132,7 @@ def chat(
             effective,
             config=config,
             url=url,
+            cacert=cacert,
             system=system,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -145,7 +152,7 @@ def _launcher(name: str) -> Callable[..., None]:
         model: flags.Model = None,
         context_length: flags.ContextLength = None,
         rope_scaling: flags.RopeScaling = None,
-        api_keys: flags.ApiKeys = None,
+        api_keys: flags.ClientKeys = None,
         cacert: flags.CaCert = None,
         config: flags.ConfigFile = None,
     ) -> None:
@@ -198,7 +205,7 @@ def launch_env(
     ] = "sh",
     url: flags.ServerUrl = "",
     any_context: flags.AnyContext = False,
-    api_keys: flags.ApiKeys = None,
+    api_keys: flags.ClientKeys = None,
     cacert: flags.CaCert = None,
     config: flags.ConfigFile = None,
 ) -> None:
@@ -217,7 +224,7 @@ def launch_env(
 @app.command(rich_help_panel=LOOK)
 def ps(
     url: Annotated[str, typer.Option(help="One server; else those of this machine.")] = "",
-    api_keys: flags.ApiKeys = None,
+    api_keys: flags.ClientKeys = None,
     cacert: flags.CaCert = None,
     json: flags.Json = False,
     config: flags.ConfigFile = None,
@@ -240,7 +247,7 @@ def debug(
         typer.Argument(help="A request-id; messages.create makes a call; else all is followed."),
     ] = "",
     url: flags.ServerUrl = "",
-    api_keys: flags.ApiKeys = None,
+    api_keys: flags.ClientKeys = None,
     model: Annotated[str, typer.Option("-m", "--model", help="Of the call.")] = "default",
     message: Annotated[str, typer.Option(help="Of the call.")] = "Why is the sky blue?",
     max_tokens: Annotated[int, typer.Option(min=1, help="Of the call.")] = 64,
@@ -283,7 +290,7 @@ def debug(
 def doctor(
     url: flags.ServerUrl = "",
     model: flags.Model = None,
-    api_keys: flags.ApiKeys = None,
+    api_keys: flags.ClientKeys = None,
     data_dir: flags.DataDir = None,
     cache_dir: flags.CacheDir = None,
     cacert: flags.CaCert = None,

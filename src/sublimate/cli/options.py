@@ -16,7 +16,8 @@ from ..config import FIELDS
 from .plain_flags import ALSO
 
 
-def _option(name: str) -> Any:
+def _option(name: str, text: str = "") -> Any:
+    """text: instead of the setting's own description."""
     field = FIELDS[name]
     names = [field.flag, *ALSO.get(name, ())]
     if field.kind == "bool":
@@ -26,7 +27,7 @@ def _option(name: str) -> Any:
     # Sections group the help; the default is told there because the parameter's own is "not given".
     return typer.Option(
         *names,
-        help=f"{field.help}{shown}",
+        help=f"{text or field.help}{shown}",
         show_default=False,
         hidden=field.hidden,
         rich_help_panel=(field.section or "model").capitalize(),
@@ -73,6 +74,7 @@ ProfileFlag = Annotated[str | None, _option("profile")]
 ProfileContract = Annotated[str | None, _option("profile_contract")]
 ExecutionProfile = Annotated[str | None, _option("execution_profile")]
 ApiKeys = Annotated[list[str] | None, _option("api_keys")]
+ClientKeys = Annotated[list[str] | None, _option("api_keys", "Key to send to the server.")]
 CorsOrigins = Annotated[list[str] | None, _option("cors_origins")]
 AllowedHosts = Annotated[list[str] | None, _option("allowed_hosts")]
 Tls = Annotated[bool | None, _option("tls")]

@@ -28,13 +28,18 @@ EDGE = "sublimate.edge"
 LINE_BYTES_MAX = 1 << 16
 
 
-def running_server(effective: Effective) -> int:
-    """Process id of the supervisor whose record of its run is in the data folder. Raises PeerError
-    without one, ConfigError with several."""
+def running_servers(effective: Effective) -> list[int]:
+    """Process ids of supervisors whose records of their runs are in the data folder."""
     folder = places_of(effective.settings).runs
-    found = sorted({process.process_id for process in _supervisors(folder)})
+    return sorted({process.process_id for process in _supervisors(folder)})
+
+
+def running_server(effective: Effective) -> int:
+    """The only one of them. Raises PeerError without one, ConfigError with several."""
+    found = running_servers(effective)
     if not found:
-        raise PeerError(f"No server with the data folder {folder.parent} runs here.")
+        folder = places_of(effective.settings).runs.parent
+        raise PeerError(f"No server with the data folder {folder} runs here.")
     if len(found) > 1:
         ids = ", ".join(map(str, found))
         raise ConfigError(f"Several servers have this data folder (processes {ids}): name --pid.")

@@ -75,13 +75,13 @@ def chosen_paths(effective: Effective) -> Iterator[Path]:
 
 
 def _refuse_beside_server(effective: Effective) -> None:
-    from .reload import running_server
+    from .reload import running_servers
 
-    try:
-        process_id = running_server(effective)
-    except PeerError:
-        return
-    raise ConfigError(f"A server runs (process {process_id}): stop it first.")
+    found = running_servers(effective)
+    if len(found) == 1:
+        raise ConfigError(f"A server runs (process {found[0]}): stop it first.")
+    if found:
+        raise ConfigError(f"Servers run (processes {', '.join(map(str, found))}): stop them first.")
 
 
 def _size_of(folder: Path) -> int:
