@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from harness import Served, serve, wait_until
+from sublimate.api.openai.request import read_choice
 from sublimate.api.openai.tools import ToolParam, read_tools
 from sublimate.config import EdgeSettings
+from sublimate.edge.errors import ApiError
 
 FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
 NAMESPACE = {
@@ -481,3 +483,75 @@ def test_a_regex_of_a_custom_tool_is_of_all_its_text(definition: str, nested: bo
     pattern = tool.schema["properties"]["input"]["pattern"]
     assert re.search(pattern, "aab" if "{" in definition else "cd")
     assert not re.search(pattern, "xaabx") and not re.search(pattern, "abx")
+
+
+SAME_NAMES = [
+    {"type": "namespace", "name": name, "tools": [{"type": "function", "name": "spawn"}]}
+    for name in ("a", "b")
+]
+CONTAINER_SHELL = {"type": "shell", "environment": {"type": "container_auto"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tools", "param"),
+    [
+        ("responses", [*HOSTED[:2], FUNCTION, FUNCTION], "tools.3"),
+        ("responses", [NAMESPACE, {**NAMESPACE}], "tools.1.tools.0"),
+        ("responses", [{"type": "shell"}, CONTAINER_SHELL, {"type": "shell"}], "tools.2"),
+        ("responses", [{**NAMESPACE, "name": "a b"}], "tools.0.name"),
+        (
+            "chat/completions",
+            [HOSTED[0], *[{"type": "function", "function": {"name": "look"}}] * 2],
+            "tools.2",
+        ),
+    ],
+)
+def test_an_error_names_the_entry_of_the_body(
+    server: Served, path: str, tools: list[Any], param: str
+) -> None:
+    """Tools that are left out, and those in a namespace, count as the client counts them."""
+    messages = [{"role": "user", "content": "say hello"}]
+    asked = {"model": "tiny", "tools": tools}
+    asked |= {"input": "say hello"} if path == "responses" else {"messages": messages}
+    reply = server.client.post(f"/v1/{path}", json=asked)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == param, reply.text
+
+
+def test_a_name_of_two_namespaces_is_chosen_by_both_names() -> None:
+    params = [(f"tools.{n}", msgspec.convert(one, ToolParam)) for n, one in enumerate(SAME_NAMES)]
+    tools = read_tools(params, 9)
+    for namespace in ("a", "b"):
+        choice = {"type": "function", "namespace": namespace, "name": "spawn"}
+        assert read_choice(choice, tools).name == f"{namespace}.spawn"
+    with pytest.raises(ApiError) as raised:
+        read_choice({"type": "function", "name": "spawn"}, tools)
+    assert raised.value.path == "tool_choice" and "needs its namespace" in raised.value.text
+    (alone,) = params[:1]
+    assert read_choice({"type": "function", "name": "spawn"}, read_tools([alone], 9)).name
+
+
+def test_an_allowed_tool_that_is_left_out_is_passed_over(server: Served) -> None:
+    """Whatever its entry says of it: the type is that of a tool that is not offered here."""
+    chosen = [{"type": "shell"}, {"type": "web_search"}, {"type": "function", "name": "look"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": chosen}
+    tools = [CONTAINER_SHELL, HOSTED[0], FUNCTION]
+    whole = respond(server, input="say hello", tools=tools, tool_choice=choice)
+    assert whole["output"][0]["content"][0]["text"] == "Hello there!"
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["chat", "responses"])
+def test_what_is_not_enforced_of_a_custom_tool_is_in_its_definition(nested: bool) -> None:
+    """The client has no schema in its body, so no place in one is named."""
+    grammar = {"syntax": "regex", "definition": "(?=a)b"}
+    fields = {"name": "put"}
+    tool: dict[str, Any] = {"type": "custom"}
+    if nested:
+        tool["custom"] = {**fields, "format": {"type": "grammar", "grammar": grammar}}
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "say hello"}]}
+        path, place = "/v1/chat/completions", "tools.0.custom.format.grammar.definition"
+    else:
+        tool |= {**fields, "format": {"type": "grammar", **grammar}}
+        asked, path, place = {"input": "say hello"}, "/v1/responses", "tools.0.format.definition"
+    with serve(answers=ANSWERS) as served:
+        reply = served.client.post(path, json={"model": "tiny", **asked, "tools": [tool]})
+    assert reply.status_code == 200 and reply.headers["x-schema-relaxed"] == place

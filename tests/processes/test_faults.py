@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from servers import Server, wait_until
 from house import ROOT
 from sublimate import _core
 from sublimate.config import Settings, cache_folder
-from sublimate.control.faults import POINTS, VARIABLE, open_faults
+from sublimate.control.faults import POINTS, VARIABLE, FaultFolder, open_faults
 from sublimate.errors import ConfigError
 from sublimate.guard.edge_watch import EDGE_HUNG_SECONDS_MIN
 from sublimate.model.files import fetch
@@ -168,6 +169,17 @@ def test_a_broken_region_is_replaced_and_no_process_goes(faults: Faults) -> None
         assert b"event: error" in response.read()
     wait_until(faults.answers, 10)
     assert faults.server.children() == children
+
+
+def test_a_fault_with_a_number_waits_for_its_number(tmp_path: Path) -> None:
+    """`echo 300 > edge.hung` makes an empty file first. One of all that look takes it."""
+    faults, point = FaultFolder(tmp_path), tmp_path / "edge.hung"
+    point.touch()
+    assert faults.take_number("edge.hung") is None and point.exists()
+    point.write_text("300\n")
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: faults.take_number("edge.hung"), range(8)))
+    assert sorted(taken, key=str) == [300, *[None] * 7] and not point.exists()
 
 
 def test_an_event_loop_that_stands_still_goes_on(faults: Faults) -> None:

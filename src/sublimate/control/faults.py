@@ -40,18 +40,25 @@ class FaultFolder:
         """As long as the file is there."""
         return (self.path / point).exists()
 
-    def take(self, point: str) -> int | None:
-        """The number in the file, which is then gone: a fault that happens once. None without."""
-        file = self.path / point
-        if not self.holds(point):
-            return None  # known without a descriptor, of which there may be none
+    def take(self, point: str) -> bool:
+        """Whether the file was there. It is gone then: a fault that happens once, to the process
+        that removes its file. Needs no descriptor, of which there may be none."""
         try:
-            with file.open() as opened:
-                file.unlink()  # before it is read: of two processes only one succeeds
-                text = opened.read()
+            (self.path / point).unlink()
         except FileNotFoundError:
+            return False
+        return True
+
+    def take_number(self, point: str) -> int | None:
+        """The same with the number in the file. None without; a file is not there before its
+        number is: whoever makes it creates it empty and then writes."""
+        if not self.holds(point):
             return None
-        return int(text or 0)
+        try:
+            text = (self.path / point).read_text()
+        except OSError:
+            return None  # taken meanwhile, or there is no descriptor now
+        return int(text) if text.strip() and self.take(point) else None
 
 
 def open_faults() -> FaultFolder | None:

@@ -96,4 +96,6 @@ def _path(generation: Generation, tool: str, relaxation: Relaxation) -> str:
     if not tool:
         return f"{generation.answer_path}.{relaxation.place}"
     path = generation.schema_paths.get(tool, f"tools.{tool}")
+    if tool in generation.made_schemas:
+        return path
     return f"{path}.{relaxation.place}"

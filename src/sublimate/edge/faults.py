@@ -33,9 +33,9 @@ class EdgeFaults:
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
-        if self._folder.take("edge.abort") is not None:
+        if self._folder.take("edge.abort"):
             os.abort()
-        if (stands_ms := self._folder.take("edge.hung")) is not None:
+        if (stands_ms := self._folder.take_number("edge.hung")) is not None:
             time.sleep(stands_ms / MS_PER_SECOND)
         self._limit_files(self._folder.holds("edge.writes"))
         self._limit_descriptors(self._folder.holds("edge.descriptors"))

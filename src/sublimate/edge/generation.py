@@ -105,6 +105,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What the request asks for and this server leaves out: path and value of each."""
     schema_paths: dict[str, str] = {}
     """By a tool's name: where its schema stands in the body, for errors."""
+    made_schemas: frozenset[str] = frozenset()
+    """Names of tools whose schema this server made: there is no place in it for an error to name,
+    only the field that it was made of."""
 
     def __post_init__(self) -> None:
         """A surface checks its body before; what is wrong here is a bug of it."""

@@ -185,6 +185,6 @@ class LoopThread:
 
 def _inject(engine: _core.LoopEngine, faults: FaultFolder) -> None:
     sys.stderr.write(f"sublimate: faults are injected from {faults.path}: this is a test\n")
-    if faults.take("engine.load") is not None:
+    if faults.take("engine.load"):
         raise EngineError("An injected fault.")
     engine.inject_faults(str(faults.path))

@@ -124,7 +124,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
     sampling = checked_sampling(served, request, limit, request.stop, logprobs)
     params = [(f"tools.{index}", param) for index, param in enumerate(request.tools or [])]
     tools = read_tools(params, server.limits.tools_max, nested=True)
-    choice = read_choice(request.tool_choice, tools.names)
+    choice = read_choice(request.tool_choice, tools)
     left_out = [] if request.web_search_options is None else ["web_search_options"]
     notes = server.settings.tool_result_images == "note"
     given, effort = request.chat_template_kwargs, request.reasoning_effort
@@ -139,6 +139,7 @@ def read_chat(server: EdgeServer, exchange: Exchange, body: bytes) -> ChatGenera
         offered=tools.offered,
         left_out=(*tools.left_out, *left_out),
         schema_paths=tools.schema_paths,
+        made_schemas=tools.made_schemas,
         tool_choice=choice.choice,
         chosen_tool=choice.name,
         withdrawn_tools=choice.withdrawn,

@@ -15,7 +15,7 @@ from ...edge.sampling import HIGHEST_SEED, Sampling, token_limit
 from ...model.turns import BLOCK_SEPARATOR
 from ..conversation import IMAGE_NOTE, checked
 from ..decode import OTHERS_NOT_OFFERED, OtherFields, check_absent
-from .tools import CLIENT_TOOLS, flat_name, is_hosted
+from .tools import CLIENT_TOOLS, ToolSet, flat_name
 
 if TYPE_CHECKING:
     from ...edge.served import Served
@@ -186,16 +186,17 @@ class Choice(msgspec.Struct, frozen=True):
     """Names of tools that are told and may not be called."""
 
 
-def read_choice(given: str | dict[str, Any] | None, names: Mapping[str, str]) -> Choice:
+def read_choice(given: str | dict[str, Any] | None, tools: ToolSet) -> Choice:
     """Read `tool_choice`. Chat completions put the tool's name into an object of its own, and
-    responses do not. `names`: those of a ToolSet. Raises ApiError."""
+    responses do not. Raises ApiError."""
     if given is None:
         return Choice()
+    names = tools.names
     if isinstance(given, str):
         return _choice_of_mode("tool_choice", given, CHOICES, names)
     kind = given.get("type")
     if kind == "allowed_tools":
-        return _allowed(given, names)
+        return _allowed(given, tools, names)
     if kind not in CHOSEN:
         shown = kind if isinstance(kind, str) else ""
         raise unknown_value("tool_choice.type", shown, (*CHOSEN, "allowed_tools"))
@@ -213,7 +214,7 @@ def _choice_of_mode(
     return Choice(known)
 
 
-def _allowed(given: dict[str, Any], names: Mapping[str, str]) -> Choice:
+def _allowed(given: dict[str, Any], tools: ToolSet, names: Mapping[str, str]) -> Choice:
     """Some of the tools: all are told, so that the prompt's beginning stays as it is."""
     path = "tool_choice"
     if isinstance(inner := given.get("allowed_tools"), dict):
@@ -224,15 +225,15 @@ def _allowed(given: dict[str, Any], names: Mapping[str, str]) -> Choice:
     allowed = {
         _chosen_name(f"{path}.tools.{index}", entry, names)
         for index, entry in enumerate(cast(list[Any], entries))
-        if not _is_hosted(entry)
+        if not tools.leaves_out(_type_of(entry))
     }
     mode = _choice_of_mode(f"{path}.mode", given.get("mode"), MODES, allowed)
-    return msgspec.structs.replace(mode, withdrawn=frozenset(names.values()) - allowed)
+    return msgspec.structs.replace(mode, withdrawn=frozenset(tools.offered) - allowed)
 
 
-def _is_hosted(entry: Any) -> bool:
+def _type_of(entry: Any) -> str:
     kind = cast(dict[str, Any], entry).get("type") if isinstance(entry, dict) else None
-    return isinstance(kind, str) and is_hosted(kind)
+    return kind if isinstance(kind, str) else ""
 
 
 def _chosen_name(path: str, entry: Any, names: Mapping[str, str]) -> str:
@@ -245,5 +246,9 @@ def _chosen_name(path: str, entry: Any, names: Mapping[str, str]) -> str:
     if isinstance(name, str) and isinstance(namespace := given.get("namespace"), str):
         name = flat_name(namespace, name)
     if not isinstance(name, str) or name not in names:
-        raise field_error(path, "no tool of this request has this name")
+        raise field_error(
+            path,
+            "no tool of this request has this name"
+            " (a name that is in several namespaces needs its namespace)",
+        )
     return names[name]

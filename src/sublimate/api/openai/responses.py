@@ -152,7 +152,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
     sampling = checked_sampling(served, request, limit, logprobs=logprobs)
     items = request.input if isinstance(request.input, list) else []
     tools = read_tools(_tool_params(request, items), server.limits.tools_max)
-    choice = read_choice(request.tool_choice, tools.names)
+    choice = read_choice(request.tool_choice, tools)
     store = server.part(ResponseStore)
     before: tuple[Turn, ...] = ()
     if request.previous_response_id:
@@ -184,6 +184,7 @@ def read_response(server: EdgeServer, exchange: Exchange, body: bytes) -> Respon
         offered=tools.offered,
         left_out=tuple(left_out),
         schema_paths=tools.schema_paths,
+        made_schemas=tools.made_schemas,
         tool_choice=choice.choice,
         chosen_tool=choice.name,
         withdrawn_tools=choice.withdrawn,

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from ...edge.errors import field_error, unknown_value
-from ...model.tool_formats import Tool, canonical_json
+from ...model.tool_formats import TOOL_NAME, Tool, canonical_json
 from ..conversation import check_tools, make_tool
 
 Json = dict[str, Any]
@@ -69,6 +69,12 @@ class Offered(msgspec.Struct, frozen=True):
     """The client's name for it, without the namespace."""
     namespace: str
     schema_path: str
+    """The field that holds the schema, or the one that this server makes a schema of."""
+
+    @property
+    def has_schema(self) -> bool:
+        """The schema is the client's own, so that errors can name a place in it."""
+        return self.type == "function"
 
 
 class ToolSet(msgspec.Struct):
@@ -78,6 +84,7 @@ class ToolSet(msgspec.Struct):
     """Key: the name that the model knows."""
     left_out: list[str] = []
     """Place and type of each that is not offered."""
+    left_out_types: set[str] = set()
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -88,12 +95,22 @@ class ToolSet(msgspec.Struct):
         return {name: each.schema_path for name, each in self.offered.items()}
 
     @property
+    def made_schemas(self) -> frozenset[str]:
+        return frozenset(name for name, each in self.offered.items() if not each.has_schema)
+
+    @property
     def names(self) -> dict[str, str]:
         """What a choice of tools may call each -> the name that the model knows. A name that two
         namespaces have chooses neither without its namespace."""
         shared = Counter(each.name for each in self.offered.values())
         plain = {each.name: name for name, each in self.offered.items() if shared[each.name] == 1}
         return plain | {name: name for name in self.offered}
+
+    def leaves_out(self, kind: str) -> bool:
+        """Whether tools of this type are not offered, so that a choice may name them in vain."""
+        if kind in self.left_out_types:
+            return all(each.type != kind for each in self.offered.values())
+        return not is_offered(ToolParam(kind))
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -103,11 +120,12 @@ def read_tools(
     """Read (path, entry) pairs. nested: in the shape of chat completions. Raises ApiError."""
     found: list[Offered] = []
     paths: list[str] = []
-    left_out: list[str] = []
+    tools = ToolSet()
     for path, param, namespace in _without_namespaces(params, nested):
         kind = param.type
         if not is_offered(param):
-            left_out.append(f"{path}:{kind}")
+            tools.left_out.append(f"{path}:{kind}")
+            tools.left_out_types.add(kind)
             continue
         paths.append(path)
         if kind in CLIENT_TOOLS and not nested:
@@ -117,7 +135,8 @@ def read_tools(
         else:
             raise unknown_value(f"{path}.type", kind, CHAT_KINDS if nested else KINDS)
     check_tools([each.tool for each in found], tools_max, paths)
-    return ToolSet({each.tool.name: each for each in found}, left_out)
+    tools.offered = {each.tool.name: each for each in found}
+    return tools
 
 
 def _without_namespaces(
@@ -129,21 +148,18 @@ def _without_namespaces(
             yield path, param, ""
         elif param.name is None:
             raise field_error(f"{path}.name", "field required")
+        elif param.name and not TOOL_NAME.fullmatch(param.name[-NAME_CHARACTERS_MAX:]):
+            raise field_error(f"{path}.name", "expected letters, digits, '_', '-' or '.'")
         else:
             for index, inner in enumerate(param.tools or []):
                 yield f"{path}.tools.{index}", inner, param.name
-
-
-def is_hosted(kind: str) -> bool:
-    """A type of tools that this server would have to run."""
-    return kind.startswith(HOSTED_TOOLS)
 
 
 def is_offered(param: ToolParam) -> bool:
     """Whether the server need not run it."""
     if param.type == "shell" and param.environment is not None:
         return param.environment.get("type") == "local"
-    return not is_hosted(param.type)
+    return not param.type.startswith(HOSTED_TOOLS)
 
 
 def _function(path: str, param: ToolParam, namespace: str, nested: bool) -> Offered:
@@ -151,17 +167,20 @@ def _function(path: str, param: ToolParam, namespace: str, nested: bool) -> Offe
     given: ToolParam | Inner = param
     if nested:
         path = f"{path}.{kind}"
-        inner = param.custom if kind == "custom" else param.function
-        if inner is None:
+        nested_tool = param.custom if kind == "custom" else param.function
+        if nested_tool is None:
             raise field_error(path, "field required")
-        given = inner
+        given = nested_tool
     if given.name is None:
         raise field_error(f"{path}.name", "field required")
     name = flat_name(namespace, given.name)
     if kind == "custom":
-        description, schema = _free_text(path, given.description or "", given.format or {})
+        format = given.format or {}
+        description, schema = _free_text(path, given.description or "", format)
         tool = make_tool(path, name, description, schema, strict=False)
-        return Offered(tool, kind, given.name, namespace, f"{path}.format")
+        inner = ".grammar" if "grammar" in format else ""
+        place = f"{path}.format{inner}.definition"
+        return Offered(tool, kind, given.name, namespace, place)
     tool = make_tool(path, name, given.description, given.parameters, bool(given.strict))
     return Offered(tool, kind, given.name, namespace, f"{path}.parameters")
 
