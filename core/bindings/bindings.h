@@ -2,7 +2,8 @@
 // fill the module.
 //
 // defines: CoreError, with_threads, choice_info, bind_edge, bind_model, bind_engine, bind_limits,
-// bind_blocks, bind_byte_pairs, bind_policy, bind_prefixes, bind_trace, bind_kernel
+// bind_blocks, bind_byte_pairs, bind_json_bounds, bind_policy, bind_prefixes, bind_trace,
+// bind_kernel
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -38,15 +39,16 @@ struct Choice;
 // each: isa, threads, least_ms).
 nanobind::dict choice_info(const cpu::Choice& choice);
 
-void bind_edge(nanobind::module_& m);       // Region, Vocabulary, StreamEvent, EdgeClient
-void bind_blocks(nanobind::module_& m);     // BlockFormat, tool_id
-void bind_byte_pairs(nanobind::module_& m); // BytePairs
-void bind_model(nanobind::module_& m);      // Gguf, Model, probe, bench_op
-void bind_engine(nanobind::module_& m);     // LoopEngine, heap_allocations
-void bind_limits(nanobind::module_& m);     // measure_limits
-void bind_policy(nanobind::module_& m);     // POLICY, POLICY_DIGEST, decide
-void bind_prefixes(nanobind::module_& m);   // PrefixHasher, PrefixTable
-void bind_trace(nanobind::module_& m);      // TraceReader, TRACE_EVENTS
-void bind_kernel(nanobind::module_& m);     // KernelMap, load_steering, load_connections, attach_*
+void bind_edge(nanobind::module_& m);        // Region, Vocabulary, StreamEvent, EdgeClient
+void bind_blocks(nanobind::module_& m);      // BlockFormat, tool_id
+void bind_byte_pairs(nanobind::module_& m);  // BytePairs
+void bind_json_bounds(nanobind::module_& m); // JsonCounts, json_counts, ill_formed_utf8, ...
+void bind_model(nanobind::module_& m);       // Gguf, Model, probe, bench_op
+void bind_engine(nanobind::module_& m);      // LoopEngine, heap_allocations
+void bind_limits(nanobind::module_& m);      // measure_limits
+void bind_policy(nanobind::module_& m);      // POLICY, POLICY_DIGEST, decide
+void bind_prefixes(nanobind::module_& m);    // PrefixHasher, PrefixTable
+void bind_trace(nanobind::module_& m);       // TraceReader, TRACE_EVENTS
+void bind_kernel(nanobind::module_& m);      // KernelMap, load_steering, load_connections, attach_*
 
 } // namespace sublimate

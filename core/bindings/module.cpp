@@ -182,6 +182,7 @@ NB_MODULE(_core, m) {
     bind_blocks(m);
     bind_edge(m);
     bind_byte_pairs(m);
+    bind_json_bounds(m);
     bind_model(m);
     bind_engine(m);
     bind_limits(m);

@@ -21,6 +21,12 @@ constexpr LeadRange LEAD_RANGES[] = {
     {0xF1, 0xF3, 3, 0x80, 0xBF}, {0xF4, 0xF4, 3, 0x80, 0x8F},
 };
 
+const LeadRange* range_of(uint8_t lead) {
+    for (const LeadRange& range : LEAD_RANGES)
+        if (lead >= range.first && lead <= range.last) return &range;
+    return nullptr;
+}
+
 size_t ascii_run(std::string_view bytes, size_t at) {
     size_t end = at;
     while (end < bytes.size() && static_cast<uint8_t>(bytes[end]) < ASCII_END) end++;
@@ -31,16 +37,16 @@ size_t ascii_run(std::string_view bytes, size_t at) {
 
 // A byte outside ASCII where a code point starts.
 void Utf8Assembler::begin(uint8_t lead, std::string& text) {
-    for (const LeadRange& range : LEAD_RANGES) {
-        if (lead < range.first || lead > range.last) continue;
-        needed_ = range.needed;
-        lower_ = range.lower;
-        upper_ = range.upper;
-        carry_[0] = static_cast<char>(lead);
-        carried_ = 1;
+    const LeadRange* range = range_of(lead);
+    if (range == nullptr) {
+        text.append(REPLACEMENT);
         return;
     }
-    text.append(REPLACEMENT);
+    needed_ = range->needed;
+    lower_ = range->lower;
+    upper_ = range->upper;
+    carry_[0] = static_cast<char>(lead);
+    carried_ = 1;
 }
 
 // False: the byte does not continue the carried code point, which was replaced; the byte starts
@@ -82,6 +88,24 @@ void Utf8Assembler::append(std::string_view bytes, std::string& text) {
 void Utf8Assembler::flush(std::string& text) {
     if (carried_ > 0) text.append(REPLACEMENT);
     reset();
+}
+
+int64_t ill_formed_at(std::string_view bytes) {
+    size_t at = ascii_run(bytes, 0);
+    while (at < bytes.size()) {
+        const LeadRange* range = range_of(static_cast<uint8_t>(bytes[at]));
+        if (range == nullptr || bytes.size() - at <= range->needed) return static_cast<int64_t>(at);
+        uint8_t lower = range->lower, upper = range->upper;
+        for (size_t i = 1; i <= range->needed; i++) {
+            auto byte = static_cast<uint8_t>(bytes[at + i]);
+            if (byte < lower || byte > upper) return static_cast<int64_t>(at);
+            lower = CONTINUATION_LOWER;
+            upper = CONTINUATION_UPPER;
+        }
+        at += 1 + range->needed;
+        at += ascii_run(bytes, at);
+    }
+    return -1;
 }
 
 } // namespace sublimate

@@ -1,7 +1,7 @@
 // Bytes in, whole code points out. Tokens of a byte-level vocabulary end anywhere, also inside a
 // code point.
 //
-// defines: Utf8Assembler
+// defines: Utf8Assembler, ill_formed_at
 #pragma once
 
 #include <cstdint>
@@ -34,5 +34,8 @@ private:
     uint8_t lower_ = 0;  // bounds of the next continuation byte
     uint8_t upper_ = 0;
 };
+
+// Where the first ill-formed sequence begins; -1 if all of it is UTF-8.
+int64_t ill_formed_at(std::string_view bytes);
 
 } // namespace sublimate

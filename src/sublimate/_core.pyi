@@ -356,6 +356,33 @@ class BytePairs:
         """int32 ids of each word; None of one that is not ASCII, is longer than 64 bytes, or has a
         byte that no token says."""
 
+class JsonCounts:
+    """What JSON has outside of its strings, as far as it can be told without decoding it."""
+    @property
+    def quotes(self) -> int:
+        """Two for each string."""
+    @property
+    def containers(self) -> int:
+        """Objects and arrays."""
+    @property
+    def keys(self) -> int: ...
+    @property
+    def commas(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def object_keys(self) -> int:
+        """The most of one object that is nested at most 64 deep."""
+
+def json_counts(data: bytes) -> JsonCounts:
+    """Without the interpreter's lock for long data, as the two below."""
+
+def ill_formed_utf8(data: bytes) -> int:
+    """Where the first sequence begins that is not UTF-8; -1 without."""
+
+def whole_characters(data: bytes) -> bytes:
+    """The same JSON with U+FFFD in place of each escaped surrogate that is not one of a pair."""
+
 class Vocabulary:
     """Byte strings of all tokens, for the text path. Special tokens have empty bytes and yield no
     text."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import msgspec
@@ -174,3 +175,23 @@ def test_large_bodies_are_read_one_at_a_time() -> None:
         assert threads.submit(memory.trimmed, lambda: 7, 1).result(10) == 7
         blocked.set()
         assert waiting.result(10)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_what_is_too_long_is_not_rendered_whole(
+    shared: Served, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """A template holds the interpreter's lock for as long as it takes."""
+    text = "x y\n" * (limits.COUNT_BYTES_MIN // 2)
+    messages = [{"role": "user", "content": "a"}, {"role": role, "content": text}]
+    template = type(shared.server.models.main.text.template)
+    rendered, render = list[int](), template.render
+
+    def noted(*given: Any, **named: Any) -> Any:
+        result = render(*given, **named)
+        rendered.append(len(result.text))
+        return result
+
+    monkeypatch.setattr(template, "render", noted)
+    found = told(shared.client.post(COUNT, json={"model": "tiny", "messages": messages}))
+    assert abs(found - len(text)) < len(text) // 50 and max(rendered) < len(text) * 2 // 3

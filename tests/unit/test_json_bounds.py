@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import threading
 import time
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublimate.edge import json_bounds, limits
+from sublimate import _core
+from sublimate.edge import limits
 from sublimate.edge.errors import ApiError
 from sublimate.edge.json_bounds import checked_json, decodable, syntax_cause
 
@@ -132,13 +135,68 @@ def test_f20_lone_surrogates_become_replacement_characters(text: str) -> None:
     assert len(decodable(body)) == len(body)
 
 
-def test_f20_many_lone_surrogates_are_left_to_the_decoder() -> None:
-    most = b'["' + b"\\ud83d" * limits.JSON_SURROGATES_MAX + b'"]'
-    assert b"\\ud83d" not in decodable(most)
-    more = most.replace(b'["', b'["\\uD83D')
-    assert decodable(more) == more
-    with pytest.raises(msgspec.DecodeError, match="surrogate"):
-        msgspec.json.decode(more)
+def test_f20_all_lone_surrogates_are_replaced_however_many() -> None:
+    body = b'["' + b"\\ud83d" * 1_000_000 + b'"]'
+    assert msgspec.json.decode(decodable(body)) == ["\ufffd" * 1_000_000]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.sampled_from(list('[]{}:,"\\')), max_size=30))
+def test_counts_agree_with_a_slow_twin(pieces: list[str]) -> None:
+    body = "".join(pieces).encode()
+    bare = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    open_keys, depth, most = list[int](), 0, 0
+    for character in bare:
+        if character in b"[{":
+            open_keys.append(0)
+            depth = max(depth, len(open_keys))
+        elif character in b"]}" and open_keys:
+            open_keys.pop()
+        elif character in b":" and open_keys:
+            open_keys[-1] += 1
+            most = max(most, open_keys[-1])
+    counts = _core.json_counts(body)
+    assert counts.containers == bare.count(b"[") + bare.count(b"{")
+    assert (counts.keys, counts.commas) == (bare.count(b":"), bare.count(b","))
+    assert (counts.depth, counts.object_keys) == (depth, most)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.integers(0, 40))
+def test_ill_formed_utf8_is_found_where_python_finds_it(data: bytes, cut: int) -> None:
+    for given_bytes in (data, data[:cut], data * 3):
+        try:
+            given_bytes.decode()
+            expected = -1
+        except UnicodeDecodeError as error:
+            expected = error.start
+        assert _core.ill_formed_utf8(given_bytes) == expected
+
+
+@pytest.mark.parametrize("check", ["json_counts", "ill_formed_utf8", "whole_characters"])
+def test_others_run_while_a_long_body_is_checked(check: str) -> None:
+    """No thread has to give the lock up: the other one runs only if the call does."""
+    body = b'["\\ud83d' + b"x" * (32 << 20) + b'"]'
+    ticks, is_over = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not is_over.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    ticker, interval = threading.Thread(target=tick), sys.getswitchinterval()
+    ticker.start()
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(100):
+            before = ticks
+            getattr(_core, check)(body)
+            if ticks > before:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        ticker.join()
+    assert ticks > before
 
 
 @pytest.mark.parametrize(
@@ -165,10 +223,7 @@ def test_f20_a_syntax_error_names_cause_and_position(body: bytes, cause: str) ->
     assert syntax_cause(caught.value, body) == cause
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 5, 1 << 20])
-def test_utf8_is_checked_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    """As the whole at once would be, with the same position."""
-    monkeypatch.setattr(json_bounds, "UTF8_PIECE_BYTES", piece)
+def test_the_error_of_ill_formed_utf8_says_where_it_is() -> None:
     whole = '"aé日😀z"'.encode()
     assert checked_json(whole) == whole
     for at in range(len(whole)):

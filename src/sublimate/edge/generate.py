@@ -499,9 +499,10 @@ def _check_texts(
     texts = [
         block
         for turn in generation.turns
-        if turn.role != "assistant"  # of an answer, templates leave parts out
         for block in turn.blocks
         if isinstance(block, Text | ToolResult)
+        # Of an answer, templates leave out what was thought.
+        if turn.role != "assistant" or "</" not in block.text
     ]
     size = sum(len(block.text) for block in texts)
     left = max(most, SAMPLE_CHARACTERS) + 1

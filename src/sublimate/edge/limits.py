@@ -31,11 +31,8 @@ JSON_STRINGS_MAX = 500_000
 JSON_ELEMENTS_MAX = 500_000
 """Elements of arrays and members of objects of one body, whatever they are: each becomes an object
 of the interpreter while its lock is held. Several times the tokens of the longest context."""
-JSON_SURROGATES_MAX = 500_000
-"""Escaped surrogates of one body. With more of them, lone ones are not replaced but refused by the
-decoder: replacing them holds the interpreter's lock."""
 JSON_CONTAINERS_MAX = 200_000
-"""Objects and arrays of one body: bounds the depth check's own time."""
+"""Objects and arrays of one body, each of which becomes an object of the interpreter."""
 
 # ---- protobuf ------------------------------------------------------------------------------------
 MESSAGE_FIELDS_MAX = 50_000
@@ -242,9 +239,9 @@ else run for some tenths of a second."""
 OFFLOAD_BYTES_MIN = 16 * KIB
 """Bodies from here on are prepared on a worker thread, so that streams keep their pace.
 
-Up to a point: the passes over a body and its decoding are single calls that hold the interpreter's
-lock, and the event loop waits for each. They take some 1.5 to 5 ms per MiB, so that one body of the
-largest size delays all streams by up to 0.6 s at a time, and by half a second in sum."""
+Up to a point: decoding a body and searches in its text are single calls that hold the interpreter's
+lock, and the event loop waits for each. They take some 1 to 4 ms per MiB. Checks of the bytes
+(json_bounds.py) and the tokenizer do not hold the lock."""
 PREPARE_THREADS = 2
 """Of requests that are about to be submitted."""
 THREAD_STACK_BYTES = 64 * MIB

@@ -101,6 +101,9 @@ COUNTDOWN = re.compile(
 )
 """A line that counts what is left of the context, and so changes with every request."""
 
+STABLE_CHARACTERS_MAX = 1 << 20
+"""A longer text keeps such lines: to look for them would hold the interpreter's lock for long."""
+
 
 def stable(turns: Iterable[Turn]) -> list[Turn]:
     """Merged turns whose beginning does not change from one request to the next.
@@ -128,9 +131,10 @@ def _without(turn: Turn, line: re.Pattern[str]) -> tuple[Turn | None, list[str]]
         return turn, lines
     blocks: list[Block] = []
     for block in turn.blocks:
-        if isinstance(block, Text) and line.search(block.text):
-            lines += [match[0].strip() for match in line.finditer(block.text)]
-            block = Text(line.sub("", block.text).strip("\r\n"))
+        text = block.text if isinstance(block, Text) else ""
+        if len(text) <= STABLE_CHARACTERS_MAX and line.search(text):
+            lines += [match[0].strip() for match in line.finditer(text)]
+            block = Text(line.sub("", text).strip("\r\n"))
             if not block.text:
                 continue
         blocks.append(block)
