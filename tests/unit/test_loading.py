@@ -71,6 +71,6 @@ def test_requests_that_leave_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> Non
             for _ in range(3):
                 with waiting.waits(model), pytest.raises(ApiError):
                     await waiting.come(NotLoadedError(model, needs_engine=True))
-            return sum(map(len, waiting._sleepers.values()))
+            return sum(len(load.sleepers) for load in waiting._loads.values())
 
     assert asyncio.run(run()) == 0

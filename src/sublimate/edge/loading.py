@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor
 
@@ -43,6 +44,24 @@ class OnDemand(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor."""
 
 
+class _Load:
+    """What is known of one model's loading."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Requests that wait, or whose turn has come and that have not been handed over."""
+        self.is_wanted = False
+        """The supervisor knows that requests wait."""
+        self.sleepers: set[asyncio.Future[None]] = set()
+        """Of the requests that wait now."""
+        self.reading: asyncio.Task[None] | None = None
+        """Of its text."""
+        self.arrivals: dict[int, Callable[[], None]] = {}
+        """Engines that came before the text, by number."""
+        self.used_seconds: float | None = None
+        """When somebody asked for it last, on the monotonic clock."""
+
+
 class Loading:
     """Of all models of one edge. On the event loop's thread only."""
 
@@ -61,15 +80,7 @@ class Loading:
         self._executor = executor
         self._tell = tell
         self._queue_max = queue_max
-        self._waiting: dict[Served, int] = {}
-        """Requests that wait, or whose turn has come and that have not been handed over."""
-        self._wanted: set[Served] = set()
-        """The supervisor was told."""
-        self._sleepers: dict[Served, set[asyncio.Future[None]]] = {}
-        self._reading: dict[Served, asyncio.Task[None]] = {}
-        self._arrivals: dict[Served, dict[int, Callable[[], None]]] = {}
-        """Engines that came before the text, by number."""
-        self._used: dict[Served, float] = {}
+        self._loads: defaultdict[Served, _Load] = defaultdict(_Load)
         self._refusal: Callable[[], ApiError] | None = None
         """Why nobody waits any more."""
 
@@ -78,32 +89,30 @@ class Loading:
     def waits(self, served: Served) -> Generator[None]:
         """A request that needs this model, until it was handed over or has failed. Raises ApiError
         (529) where too many wait."""
-        count = self._waiting.get(served, 0)
-        if count >= self._queue_max:
+        load = self._loads[served]
+        if load.waiting >= self._queue_max:
             raise ApiError("overloaded").after(limits.OVERLOAD_RETRY_SECONDS)
-        self._waiting[served] = count + 1
+        load.waiting += 1
         try:
             yield
         finally:
-            self._waiting[served] -= 1
-            if not self._waiting[served]:
-                del self._waiting[served]
-                if served in self._wanted:
-                    self._wanted.discard(served)
-                    self._tell(channel.ModelTaken(model=served.name))
+            load.waiting -= 1
+            if not load.waiting and load.is_wanted:
+                load.is_wanted = False
+                self._tell(channel.ModelTaken(model=served.name))
 
     @property
     def waiting(self) -> int:
         """Requests of all models."""
-        return sum(self._waiting.values())
+        return sum(load.waiting for load in self._loads.values())
 
     async def come(self, error: NotLoadedError) -> None:
         """Returns when what was missing is there. Raises ApiError: 503, or 529 while draining."""
-        served = error.served
-        if served not in self._waiting:
-            raise RuntimeError("who waits is counted")
+        served, load = error.served, self._loads[error.served]
+        if not load.waiting:
+            raise RuntimeError("a request that waits is counted first")
         until = self._loop.time() + limits.LOAD_SECONDS_MAX
-        self._used[served] = time.monotonic()
+        load.used_seconds = time.monotonic()
         served.failure = None
         self.read(served)
         while not self._is_there(served, error.needs_engine):
@@ -111,8 +120,8 @@ class Loading:
                 raise self._refusal()
             if served.failure is not None:
                 raise _failed(served)
-            if error.needs_engine and served.rests and served not in self._wanted:
-                self._wanted.add(served)
+            if error.needs_engine and served.rests and not load.is_wanted:
+                load.is_wanted = True
                 self._tell(channel.ModelWanted(model=served.name))
             await self._sleep(served, until - self._loop.time())
 
@@ -121,8 +130,7 @@ class Loading:
         return has_text and (not needs_engine or not served.is_coming)
 
     async def _sleep(self, served: Served, seconds: float) -> None:
-        sleeper = self._loop.create_future()
-        sleepers = self._sleepers.setdefault(served, set())
+        sleepers, sleeper = self._loads[served].sleepers, self._loop.create_future()
         sleepers.add(sleeper)
         try:
             async with asyncio.timeout(max(0.0, seconds)):
@@ -130,65 +138,77 @@ class Loading:
         except TimeoutError:
             raise _not_in_time(served) from None
         finally:
-            sleeper.cancel()
             sleepers.discard(sleeper)
 
     def _wake(self, served: Served) -> None:
-        for sleeper in self._sleepers.pop(served, ()):
+        for sleeper in self._loads[served].sleepers:
             if not sleeper.done():
                 sleeper.set_result(None)
 
     # ---- text ----------------------------------------------------------------------------------
     def read(self, served: Served) -> None:
         """Begin to read its text, if it is not there."""
-        if served.text_if_read is None and served not in self._reading:
-            self._reading[served] = self._loop.create_task(self._read(served))
+        load = self._loads[served]
+        if served.text_if_read is None and load.reading is None:
+            load.reading = self._loop.create_task(self._read(served))
 
     async def _read(self, served: Served) -> None:
-        where, version = served.where, served.text_version
-        text: TextModel | None = None
+        version = served.text_version
         try:
-            text = await self._loop.run_in_executor(
+            text = await self._text_of(served)
+        finally:
+            self._loads[served].reading = None
+        if served.text_version != version:
+            self.read(served)  # its file is another one by now
+        elif text is None:
+            # Wanted until the last request that waits has ended: the supervisor does not know.
+            served.failure = (LOAD_FAILED, UNREADABLE)
+            self._wake(served)
+        else:
+            self._take(served, text)
+
+    async def _text_of(self, served: Served) -> TextModel | None:
+        """None: it cannot be read, and the log says why."""
+        where = served.where
+        try:
+            return await self._loop.run_in_executor(
                 self._executor, load_text_model, where.path, where.name, where.tool_format
             )
         except (ModelError, OSError) as error:
             LOG.warning("the model %s cannot be read: %s", served.name, error)
         except Exception:
-            # A library that reads files may raise anything; requests must not wait for ever.
+            # A library that reads files may raise anything; no request is to wait after that.
             LOG.exception("the model %s cannot be read", served.name)
-        finally:
-            del self._reading[served]
-        if served.text_version != version:
-            self.read(served)  # another file by now
-        elif text is not None:
-            self._take(served, text)
-        else:
-            # It stays wanted until the last request has left: the supervisor does not know of this.
-            served.failure = (LOAD_FAILED, UNREADABLE)
-            self._wake(served)
+        return None
 
     def _take(self, served: Served, text: TextModel) -> None:
         served.take_text(text)
         self._executor.submit(text.warm_up)
         self._make_room(served)
-        for arrive in self._arrivals.pop(served, {}).values():
+        load = self._loads[served]
+        arrivals, load.arrivals = load.arrivals, {}
+        for arrive in arrivals.values():
             arrive()
         self._wake(served)
 
     def _make_room(self, served: Served) -> None:
         """Texts of models that rest are kept for a while: those that were used last."""
-        self._used[served] = time.monotonic()
-        resting = [one for one in self._used if one.rests and one not in self._waiting]
-        resting = [one for one in resting if one.text_if_read is not None and one is not served]
-        resting.sort(key=lambda one: self._used[one], reverse=True)
-        for one in resting[limits.RESTING_TEXTS_MAX :]:
+        self._loads[served].used_seconds = time.monotonic()
+        resting = [
+            (load.used_seconds, one)
+            for one, load in self._loads.items()
+            if load.used_seconds is not None and not load.waiting
+            if one.rests and one.text_if_read is not None and one is not served
+        ]
+        resting.sort(key=lambda each: each[0], reverse=True)
+        for _, one in resting[limits.RESTING_TEXTS_MAX :]:
             one.forget_text()
 
     # ---- the supervisor's word -----------------------------------------------------------------
     def arrived(self, served: Served, number: int, arrive: Callable[[], None]) -> None:
         """An engine has come: `arrive` takes it, once there is the text that it is asked about."""
         if served.text_if_read is None:
-            self._arrivals.setdefault(served, {})[number] = arrive
+            self._loads[served].arrivals[number] = arrive
             self.read(served)
             return
         arrive()
@@ -196,19 +216,19 @@ class Loading:
 
     def left(self, served: Served, number: int) -> None:
         """An engine is to get nothing more, or has ended."""
-        self._arrivals.get(served, {}).pop(number, None)
+        self._loads[served].arrivals.pop(number, None)
         self._wake(served)
 
     def failed(self, served: Served, reason: str, message: str) -> None:
         """It will not come, and the supervisor waits for no word of it."""
         served.failure = (reason, message)
-        self._wanted.discard(served)
+        self._loads[served].is_wanted = False
         self._wake(served)
 
     def file_changed(self, served: Served) -> None:
         """What was read of it is no more what its engines will compute."""
         served.forget_text()
-        self._arrivals.pop(served, None)
+        self._loads[served].arrivals.clear()
 
     def stop(self, served: Served) -> None:
         """Somebody wants its memory for something else."""
@@ -217,13 +237,14 @@ class Loading:
     def refuse(self, why: Callable[[], ApiError]) -> None:
         """The server ends: whoever waits, and whoever would, is told so."""
         self._refusal = why
-        for served in list(self._sleepers):
+        for served in list(self._loads):
             self._wake(served)
 
     def close(self) -> None:
         """The server ends."""
-        for task in self._reading.values():
-            task.cancel()
+        for load in self._loads.values():
+            if load.reading is not None:
+                load.reading.cancel()
 
 
 def _failed(served: Served) -> ApiError:
