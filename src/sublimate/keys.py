@@ -135,7 +135,9 @@ def half_written_keys(path: Path, clean: bool) -> list[Path]:
 
 def _check_name(name: str) -> None:
     if NAME.fullmatch(name) is None:
-        raise ConfigError(f"A key's name has 1 to 64 letters, digits, _ or -; {name!r} is none.")
+        raise ConfigError(
+            f"A key's name has 1 to 64 letters, digits, _ or -; {name!r} does not fit."
+        )
 
 
 def _keys_or_none(path: Path) -> dict[str, NamedKey]:

@@ -170,7 +170,11 @@ def _clock() -> Finding:
         text = "The clock is behind the date of this program's files."
         advice = "Set the clock: certificates and log times depend on it."
         return Finding(topic="clock", verdict="notice", text=text, advice=advice)
-    return Finding(topic="clock", verdict="good", text="Not behind this program's files.")
+    return Finding(
+        topic="clock",
+        verdict="good",
+        text="The clock is not behind the dates of this program's files.",
+    )
 
 
 def _folder(topic: str, folder: Path) -> Finding:

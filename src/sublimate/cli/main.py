@@ -248,16 +248,18 @@ def debug(
     ] = "",
     url: flags.ServerUrl = "",
     api_keys: flags.ClientKeys = None,
-    model: Annotated[str, typer.Option("-m", "--model", help="Of the call.")] = "default",
-    message: Annotated[str, typer.Option(help="Of the call.")] = "Why is the sky blue?",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of the call.")] = 64,
+    model: Annotated[str, typer.Option("-m", "--model", help="Model of the request.")] = "default",
+    message: Annotated[str, typer.Option(help="Text of the request.")] = "Why is the sky blue?",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 64,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Of the call: each thing that the client did.")
     ] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Follow each step of the loop.")] = False,
-    path: Annotated[str, typer.Option(help="Follow paths that begin so.")] = "",
-    errors: Annotated[bool, typer.Option("--errors", help="Follow what has no answer.")] = False,
-    slow: Annotated[float, typer.Option(min=0, help="Follow what took so many ms.")] = 0,
+    path: Annotated[str, typer.Option(help="Follow requests whose path begins with this.")] = "",
+    errors: Annotated[bool, typer.Option("--errors", help="Follow failed requests only.")] = False,
+    slow: Annotated[
+        float, typer.Option(min=0, help="Follow requests that took at least so many ms.")
+    ] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Follow for so long; 0: no end.")] = 0,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")

@@ -74,7 +74,7 @@ def quic(
             "`serve --tls`.",
         ),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Trust anyone.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 3.0,
     json: flags.Json = False,
 ) -> None:

@@ -147,7 +147,7 @@ def _count(parameters: int) -> str:
 
 def _kinds(card: Card) -> list[str]:
     return [
-        f"{kind.type}: {kind.tensors} tensors, {format_size(kind.bytes)}"
+        f"{kind.type}: {kind.tensors} tensor{'s' * (kind.tensors != 1)}, {format_size(kind.bytes)}"
         + ("" if kind.supported else " (not supported)")
         for kind in card.types
     ]

@@ -21,7 +21,8 @@ REASONS: dict[Reason, str] = {
     "off": "is switched off (--no-kernel-state)",
     "no_bpf": "is not offered: this kernel or container has no bpf(2)",
     "old_kernel": "needs Linux 5.14 or newer",
-    "no_capability": "needs CAP_BPF and CAP_PERFMON, for cgroups also CAP_NET_ADMIN",
+    "no_capability": "is off, and nothing depends on it: it needs CAP_BPF and CAP_PERFMON, for "
+    "cgroups also CAP_NET_ADMIN",
     "no_btf": "needs a kernel that describes itself (CONFIG_DEBUG_INFO_BTF)",
     "lockdown": "is refused by the kernel's lockdown mode",
     "refused": "was refused by the kernel",

@@ -153,7 +153,7 @@ def _load(machine: Machine) -> Finding:
         return Finding(
             topic="load",
             verdict="notice",
-            text=f"Other work keeps {load:.1f} of {cores} cores busy.",
+            text=f"The load is {load:.1f} on {cores} cores.",
             advice="Speed and gaps between tokens will suffer while it runs.",
         )
     return Finding(topic="load", verdict="good", text=f"Load {load:.1f} on {cores} cores.")

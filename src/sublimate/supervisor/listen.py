@@ -113,7 +113,7 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise ListenError(f"The host {host!r} is no address of this machine.") from None
+        raise ListenError(f"The host {host!r} is not an address of this machine.") from None
     family, kind, protocol, _, address = resolved[0]
     try:
         sock = socket.socket(family, kind, protocol)
@@ -159,7 +159,7 @@ def _why(host: str, port: int, flag: str, error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"This user may not listen on port {port}. Choose one above 1023 with {flag}."
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine. Choose another with --host."
+        return f"{host} is not an address of this machine. Choose another with --host."
     return f"Cannot listen on {host}:{port}: {error.strerror}."
 
 

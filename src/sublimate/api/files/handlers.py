@@ -31,7 +31,7 @@ ENCODE = msgspec.json.Encoder().encode
 READ_BYTES = 256 * limits.KIB
 CURSOR = "page_"
 IDS_MAX = 100
-ONE_REFUSED = "this server reads text files (UTF-8) only, and this is none"
+ONE_REFUSED = "this server reads text files (UTF-8) only, and this is not one"
 
 
 async def create(server: EdgeServer, exchange: Exchange) -> None:
