@@ -111,3 +111,23 @@ def test_f23_one_prompt_that_is_wrong_refuses_all(client: openai.OpenAI, server:
         alone(client, ["say hello", "a " * 9000])
     assert refused.value.param == "prompt" and refused.value.code == "context_length_exceeded"
     wait_until(server.idle)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_is_found_by_the_id_of_its_request(server: Served, stream: bool) -> None:
+    asked = {"model": "tiny", "n": 3, "stream": stream, "max_tokens": 9}
+    asked["messages"] = [{"role": "user", "content": "say hello"}]
+    reply = server.client.post("/v1/chat/completions", json=asked)
+    first = reply.headers["request-id"]
+
+    def told(identifier: str) -> dict[str, Any]:
+        answer = server.client.get(f"/v1/debug/requests/{identifier}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    wait_until(lambda: len(told(first)["choices"]) == 2)
+    assert sorted(told(first)["choices"]) == [f"{first}.1", f"{first}.2"]
+    for identifier in (first, f"{first}.1", f"{first}.2"):
+        wait_until(lambda identifier=identifier: told(identifier)["state"] == "ended")
+        answer = told(identifier)
+        assert answer["id"] == identifier and answer["answer"]["output_tokens"] > 0

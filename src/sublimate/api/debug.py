@@ -58,11 +58,13 @@ def request(server: EdgeServer, exchange: Exchange) -> None:
     identifier = exchange.request.segments()[-1]
     story = server.stories.find(identifier, exchange.tenant_key)
     if story is None:
-        if (worker := kept_elsewhere(server, exchange, identifier)) is not None:
+        request_id = identifier.partition(".")[0]  # of a further answer: see ChoiceExchange
+        if (worker := kept_elsewhere(server, exchange, request_id)) is not None:
             raise ElsewhereError(worker, _unknown)
         _unknown()
         return
-    exchange.send_json(200, ENCODE(view(story, time.monotonic_ns())))
+    choices = server.stories.choices_of(story)
+    exchange.send_json(200, ENCODE({**view(story, time.monotonic_ns()), "choices": choices}))
 
 
 def _unknown() -> None:

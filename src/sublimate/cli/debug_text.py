@@ -85,6 +85,8 @@ def show_story(
         console.print(Text(note, style="dim"))
     if missed := story["missed_records"] + story["left_out_records"]:
         console.print(Text(f"{missed:,} records of the loop are not kept.", style="yellow"))
+    if choices := story.get("choices"):
+        console.print(Text(f"Its other answers: sublimate debug {' or '.join(choices)}"))
 
 
 def _stages(story: dict[str, Any]) -> Table:

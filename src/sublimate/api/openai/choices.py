@@ -31,6 +31,10 @@ class ChoiceExchange(InnerExchange):
         super().__init__(outer.request.path, b"", outer.owner, lambda body, error: None)
         self._choices = choices
         self._place = place
+        if place:
+            self.request_id = f"{outer.request_id}.{place}"
+        else:
+            self.request_id = outer.request_id  # the one that the client has
         self.request = outer.request
         self.error_shape = outer.error_shape
         self.started_seconds = outer.started_seconds

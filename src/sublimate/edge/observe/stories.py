@@ -218,6 +218,11 @@ class Stories:
         story.refresh()
         return story
 
+    def choices_of(self, story: Story) -> list[str]:
+        """Ids of the further answers to the same request (`n`, or several prompts)."""
+        beginning = f"{story.request_id}."
+        return [name for name in self._stories if name.startswith(beginning)]
+
     def latest(self, owner: bytes) -> list[Story]:
         """Theirs, the newest first."""
         theirs = [story for story in reversed(self._stories.values()) if story.owner == owner]
