@@ -101,7 +101,7 @@ def test_f23_leaving_ends_every_choice(client: openai.OpenAI, server: Served) ->
         model="tiny", prompt=["count", "count"], max_tokens=2000, stream=True, n=2
     )
     next(iter(stream))
-    assert server.region.stats()["running"] > 1
+    wait_until(lambda: server.region.stats()["running"] > 1)
     stream.close()
     wait_until(server.idle)
 
