@@ -35,4 +35,4 @@ def test_a_choice_by_a_name_that_two_namespaces_have_needs_the_namespace() -> No
 
 def test_the_schema_of_a_custom_tool_is_its_format() -> None:
     custom = ToolParam("custom", "run", format={"syntax": "regex", "definition": "a+"})
-    assert read_tools(placed(custom), 8).schema_paths == {"run": "tools.0.format"}
+    assert read_tools(placed(custom), 8).schema_paths == {"run": "tools.0.format.definition"}
