@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -167,3 +168,27 @@ def test_bounds_equal_those_of_the_core() -> None:
     assert core.LIMITS["CONTEXT_TOKENS_MAX"] == config.CONTEXT_TOKENS_MAX
     assert core.LIMITS["QUEUE_MAX"] == config.QUEUE_MAX
     assert core.LIMITS["COMPUTE_THREADS_MAX"] == config.THREADS_MAX
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text"),
+    [
+        ({"api_keys": [""]}, {}, ""),
+        ({"api_keys": ["real", " "]}, {}, ""),
+        ({}, {"SUBLIMATE_API_KEYS": ""}, ""),
+        ({}, {"SUBLIMATE_API_KEYS": " , "}, ""),
+        ({}, {}, 'api_keys = [""]'),
+        ({}, {}, 'api_keys = ["", "real"]'),
+    ],
+)
+def test_an_empty_key_opens_no_server(
+    tmp_path: Path, flags: dict[str, Any], environment: dict[str, str], text: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match="a key is empty"):
+        load_settings(flags, environment=environment, config=path)
+
+
+def test_an_empty_list_of_keys_is_no_key(tmp_path: Path) -> None:
+    path = write(tmp_path, "api_keys = []")
+    assert load_settings({}, config=path, environment={}).settings.edge.api_keys == ()

@@ -88,6 +88,7 @@ def _is_utf8(value: Any) -> bool:
 def _checked(field: Field, value: Any, origin: str) -> Any:
     """The value as the field's type, or ConfigError that names field, source and what is valid."""
     place = f"{field.name} = {_shown(field, value)} ({origin})"
+    is_text = isinstance(value, str)
     if field.name != "model" and not _is_utf8(value):
         # It is told to other processes in JSON. Of a model's name model/files.py says so.
         raise ConfigError(f"{place}: it is not UTF-8.")
@@ -107,7 +108,16 @@ def _checked(field: Field, value: Any, origin: str) -> Any:
     except msgspec.ValidationError as error:
         reason = str(error).split(" - at ")[0]
         raise ConfigError(f"{place}: {reason}.") from None
+    if field.name == "api_keys":
+        _check_keys(getattr(section, field.name), origin, is_text=is_text)
     return getattr(section, field.name)
+
+
+def _check_keys(keys: tuple[str, ...], origin: str, *, is_text: bool) -> None:
+    """An unset variable in a command must not open a server. is_text: a list without keys was
+    written as text, and not as an empty list of a file."""
+    if (is_text and not keys) or not all(key.strip() for key in keys):
+        raise ConfigError(f"api_keys ({origin}): a key is empty. Without keys, leave it out.")
 
 
 def _table(path: Path, required: bool) -> dict[str, Any]:

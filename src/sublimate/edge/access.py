@@ -69,6 +69,8 @@ class Access:
     ) -> None:
         """secret: that all edges of a server tell tenants apart by; empty: one of the keys.
         ledgers: where they count together. Raises ConfigError for a keys file that is not valid."""
+        if not all(key.strip() for key in settings.api_keys):
+            raise ConfigError("An API key is empty: a request without one would have it.")
         digests = [_digest(key.encode()) for key in settings.api_keys]
         self._unnamed = [(digest, Owner(digest)) for digest in digests]
         self._file = Path(settings.keys_file) if settings.keys_file else None
