@@ -19,7 +19,7 @@ namespace sublimate {
 
 namespace {
 
-// To give the lock up costs more than to read what is shorter.
+// For shorter text, releasing the lock costs more than the pass.
 constexpr size_t RELEASE_BYTES_MIN = 16 << 10;
 constexpr std::string_view REPLACEMENT = "\\ufffd";
 

@@ -1,5 +1,5 @@
-// What is checked of a client's JSON before a decoder reads it: how much of what it has, and
-// surrogates that no decoder takes. One pass over the bytes, so that nothing else waits for it.
+// Checks of a client's JSON before a decoder reads it: counts of its parts, and surrogates that no
+// decoder accepts. Each check is one pass over the bytes.
 //
 // Nothing here depends on the text being valid JSON: the decoder says whether it is.
 #pragma once
@@ -22,8 +22,8 @@ struct JsonCounts {
 constexpr int64_t JSON_DEPTH_TRACKED = 64; // deeper JSON is refused: JSON_DEPTH_MAX in limits.py
 JsonCounts count_json(std::string_view json);
 
-// Where the next escape (\uD800 to \uDFFF) is one half of a pair without the other, from `from`; -1
-// if there is none.
+// Returns the position, at or after `from`, of the next escape (\uD800 to \uDFFF) that is half of a
+// surrogate pair without the other half; -1 if there is none.
 int64_t lone_surrogate(std::string_view json, int64_t from);
 
 } // namespace sublimate

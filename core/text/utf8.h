@@ -35,7 +35,7 @@ private:
     uint8_t upper_ = 0;
 };
 
-// Where the first ill-formed sequence begins; -1 if all of it is UTF-8.
+// Returns the position of the first ill-formed sequence; -1 if all bytes are UTF-8.
 int64_t ill_formed_at(std::string_view bytes);
 
 } // namespace sublimate

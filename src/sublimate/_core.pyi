@@ -357,7 +357,7 @@ class BytePairs:
         byte that no token says."""
 
 class JsonCounts:
-    """What JSON has outside of its strings, as far as it can be told without decoding it."""
+    """Counts of what JSON text has outside of its strings."""
     @property
     def quotes(self) -> int:
         """Two for each string."""
@@ -372,13 +372,14 @@ class JsonCounts:
     def depth(self) -> int: ...
     @property
     def object_keys(self) -> int:
-        """The most of one object that is nested at most 64 deep."""
+        """The most keys of one object, among those nested at most 64 deep."""
 
 def json_counts(data: bytes) -> JsonCounts:
-    """Without the interpreter's lock for long data, as the two below."""
+    """Count the parts of JSON text. Like the two below, it releases the interpreter's lock for long
+    data."""
 
 def ill_formed_utf8(data: bytes) -> int:
-    """Where the first sequence begins that is not UTF-8; -1 without."""
+    """Position of the first sequence that is not UTF-8; -1 if there is none."""
 
 def whole_characters(data: bytes) -> bytes:
     """The same JSON with U+FFFD in place of each escaped surrogate that is not one of a pair."""

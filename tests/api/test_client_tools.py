@@ -489,6 +489,7 @@ SAME_NAMES = [
     {"type": "namespace", "name": name, "tools": [{"type": "function", "name": "spawn"}]}
     for name in ("a", "b")
 ]
+SAME_NAMES[1]["tools"].append({"type": "function", "name": "send"})
 CONTAINER_SHELL = {"type": "shell", "environment": {"type": "container_auto"}}
 
 
@@ -497,6 +498,7 @@ CONTAINER_SHELL = {"type": "shell", "environment": {"type": "container_auto"}}
     [
         ("responses", [*HOSTED[:2], FUNCTION, FUNCTION], "tools.3"),
         ("responses", [NAMESPACE, {**NAMESPACE}], "tools.1.tools.0"),
+        ("responses", [HOSTED[0], NAMESPACE, {**NAMESPACE}], "tools.2.tools.0"),
         ("responses", [{"type": "shell"}, CONTAINER_SHELL, {"type": "shell"}], "tools.2"),
         ("responses", [{**NAMESPACE, "name": "a b"}], "tools.0.name"),
         (
@@ -523,6 +525,7 @@ def test_a_name_of_two_namespaces_is_chosen_by_both_names() -> None:
     for namespace in ("a", "b"):
         choice = {"type": "function", "namespace": namespace, "name": "spawn"}
         assert read_choice(choice, tools).name == f"{namespace}.spawn"
+    assert read_choice({"type": "function", "name": "send"}, tools).name == "b.send"
     with pytest.raises(ApiError) as raised:
         read_choice({"type": "function", "name": "spawn"}, tools)
     assert raised.value.path == "tool_choice" and "needs its namespace" in raised.value.text

@@ -28,12 +28,16 @@ def no_client_stays() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def served(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = EdgeSettings(
+def tls_settings(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> EdgeSettings:
+    return EdgeSettings(
         tls_certificate=str(pair[0]),
         tls_key=str(pair[1]),
         data_dir=str(tmp_path_factory.mktemp("data")),
     )
+
+
+@pytest.fixture(scope="module")
+def served(tls_settings: EdgeSettings) -> Iterator[Served]:
     limits = HttpLimits(header_seconds=2.0, body_seconds=3.0)
-    with serve(settings=settings, http3=True, limits=limits) as running:
+    with serve(settings=tls_settings, http3=True, limits=limits) as running:
         yield running

@@ -31,13 +31,8 @@ POST = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-type: applicat
 
 
 @pytest.fixture(scope="module")
-def carriers(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = EdgeSettings(
-        tls_certificate=str(pair[0]),
-        tls_key=str(pair[1]),
-        data_dir=str(tmp_path_factory.mktemp("data")),
-    )
-    with serve(settings=settings, http3=True, limits=HttpLimits(header_seconds=1.0)) as running:
+def carriers(tls_settings: EdgeSettings) -> Iterator[Served]:
+    with serve(settings=tls_settings, http3=True, limits=HttpLimits(header_seconds=1.0)) as running:
         yield running
 
 

@@ -28,13 +28,8 @@ LONG_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def slow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = EdgeSettings(
-        tls_certificate=str(pair[0]),
-        tls_key=str(pair[1]),
-        data_dir=str(tmp_path_factory.mktemp("data")),
-    )
-    with serve(settings=settings, http3=True, step_delay_us=500) as running:
+def slow(tls_settings: EdgeSettings) -> Iterator[Served]:
+    with serve(settings=tls_settings, http3=True, step_delay_us=500) as running:
         yield running
         wait_until(running.idle)
 

@@ -41,8 +41,8 @@ class FaultFolder:
         return (self.path / point).exists()
 
     def take(self, point: str) -> bool:
-        """Whether the file was there. It is gone then: a fault that happens once, to the process
-        that removes its file. Needs no descriptor, of which there may be none."""
+        """Remove the file; True if it was there. The fault happens once, in the process that
+        removes its file. This needs no descriptor, because none may be left."""
         try:
             (self.path / point).unlink()
         except FileNotFoundError:
@@ -50,8 +50,8 @@ class FaultFolder:
         return True
 
     def take_number(self, point: str) -> int | None:
-        """The same with the number in the file. None without; a file is not there before its
-        number is: whoever makes it creates it empty and then writes."""
+        """Remove the file and return its number; None if there is no file. An empty file does not
+        count yet: a writer creates it first and then writes the number."""
         if not self.holds(point):
             return None
         try:

@@ -212,7 +212,8 @@ class Exchange:
         self.lease: Lease | None = None
         """What the owner's limits were charged for it."""
         self.is_kept_here = False
-        """The worker that its idempotency key falls to does not run: this one keeps its answer."""
+        """This worker keeps its answer, because the one that its idempotency key selects does not
+        run."""
         self.is_relayed = False
         """Another edge of this server has handed it on (relay.py)."""
         self.is_carrier = False

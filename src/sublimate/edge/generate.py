@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .stream import Answer
 
 CHARSET = re.compile(r';\s*charset\s*=\s*"?([^";\s]+)', re.IGNORECASE)
+TEXTS = (Text, ToolResult)
 SAMPLE_CHARACTERS = 1 << 16
 """Of a prompt that cannot fit, whose tokens are estimated from its beginning."""
 
@@ -493,20 +494,22 @@ def prepare(
 def _check_texts(
     generation: Generation, model: TextModel, context_tokens: int, is_counted: bool
 ) -> None:
-    """Render texts that are far too long only as far as that shows: to render all of them would
-    hold the interpreter's lock for as long as they are. Raises ApiError."""
+    """Refuse texts that are far too long after rendering the part that might fit: rendering all of
+    them would hold the interpreter's lock for long. Raises ApiError."""
     most = _bytes_max(model.tokenizer, context_tokens, is_counted)
-    texts = [
-        block
+    left = max(most, SAMPLE_CHARACTERS) + 1
+    blocks = [
+        (turn.role, block)
         for turn in generation.turns
         for block in turn.blocks
-        if isinstance(block, Text | ToolResult)
-        # Of an answer, templates leave out what was thought.
-        if turn.role != "assistant" or "</" not in block.text
+        if isinstance(block, TEXTS)
     ]
+    if generation.raw_prompt or sum(len(block.text) for _, block in blocks) < left:
+        return
+    # Templates may leave out the thinking of earlier answers.
+    texts = [block for role, block in blocks if role != "assistant" or "</" not in block.text]
     size = sum(len(block.text) for block in texts)
-    left = max(most, SAMPLE_CHARACTERS) + 1
-    if generation.raw_prompt or size < left:
+    if size < left:
         return
     shortened: dict[int, Text | ToolResult] = {}
     for block in texts:
@@ -522,7 +525,7 @@ def _check_texts(
         left_out = size - sum(len(block.text) for block in shortened.values())
         tokens = _estimate(rendered, model.tokenizer, left_out)
         raise _too_long(max(context_tokens + 1, tokens), context_tokens)
-    # The template leaves them out.
+    # The template leaves these texts out: render the prompt as usual.
 
 
 def _rendered(generation: Generation, model: TextModel) -> Rendered:
@@ -564,7 +567,7 @@ def _is_longer(text: str, tokenizer: Tokenizer, context_tokens: int, is_counted:
 
 
 def _bytes_max(tokenizer: Tokenizer, context_tokens: int, is_counted: bool) -> int:
-    """Of a prompt that may fit, or is counted."""
+    """The longest prompt text, in bytes, that may fit into the context or is counted."""
     most = context_tokens * tokenizer.longest_token_bytes
     return max(most, limits.COUNT_BYTES_MIN) if is_counted else most
 

@@ -106,8 +106,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     schema_paths: dict[str, str] = {}
     """By a tool's name: where its schema stands in the body, for errors."""
     made_schemas: frozenset[str] = frozenset()
-    """Names of tools whose schema this server made: there is no place in it for an error to name,
-    only the field that it was made of."""
+    """Names of tools whose schema this server made. An error cannot name a place in such a schema,
+    only the field that it was made from."""
 
     def __post_init__(self) -> None:
         """A surface checks its body before; what is wrong here is a bug of it."""

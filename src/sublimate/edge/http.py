@@ -79,7 +79,7 @@ class Application(Protocol):
     takes_gzip: bool
     """Request bodies may be compressed."""
     turns: Turns
-    """Of all connections."""
+    """Shared by all connections."""
 
     def connection_opened(self, connection: Connection) -> bool:
         """False if there is no room for it."""
@@ -163,7 +163,7 @@ class HttpConnection(asyncio.Protocol):
         """The transport reads from the socket."""
         self._write_paused = False
         self._largest_bytes = 0
-        """Of one write of this answer that had to wait here."""
+        """Size of the largest write of this answer that the kernel did not take at once."""
         self._body_paused = False
         """Its sink has more of a body than it can take."""
         self._wake_is_due = False
@@ -196,7 +196,7 @@ class HttpConnection(asyncio.Protocol):
         self._unparsed_bytes = 0
         self._body: IncomingBody | None = None
         self._body_length = 0
-        """As the head says; 0 for chunks."""
+        """Value of content-length; 0 for a chunked body."""
         self._body_bytes = 0
         self._body_wire_bytes = 0
         self._started = 0.0
@@ -259,14 +259,14 @@ class HttpConnection(asyncio.Protocol):
             self._read_or_pause()
 
     def _slice_bytes(self) -> int:
-        """How much is parsed before the next look at the clock: no more small requests than the
-        smallest slice holds, and no request behind a body in the slice that ends it."""
+        """How much to parse before the clock is read again. A slice that ends a body does not reach
+        into the next request."""
         left = self._body_length - self._body_bytes if self._in_body else 0
         return max(limits.SLICE_BYTES_MIN, min(left, limits.SLICE_BYTES_MAX))
 
     def _read_or_pause(self) -> None:
-        """Read from the socket unless something has to be taken first; what is only dropped is
-        read."""
+        """Read from the socket unless received bytes or answers wait. A lingering connection reads
+        in any case, because it drops what comes."""
         is_held = bool(self._unread) or self._write_paused or self._body_paused
         if self._is_reading == (self._lingering or not is_held) or self.transport.is_closing():
             return
@@ -433,8 +433,8 @@ class HttpConnection(asyncio.Protocol):
             self._arm(limits.SEND_STALL_SECONDS)
 
     def _cut_if_slow(self) -> bool:
-        """End a stream of which too much waits in our memory. One event may be larger than what
-        may wait, and its client needs time to take it."""
+        """Abort a stream if too much of it waits unread; True if it was aborted. A single event may
+        exceed the usual bound, and its client needs time to read it."""
         most = max(self.limits.unsent_bytes_max, limits.UNSENT_WRITES_MAX * self._largest_bytes)
         exchange = self._current
         if exchange is None or not exchange.streaming or self._unsent_bytes() <= most:
@@ -777,8 +777,8 @@ class HttpConnection(asyncio.Protocol):
         self._arm(limits.LINGER_SECONDS)
 
     def _close_when_silent(self, dropped_bytes: int = -1) -> None:
-        """Over TLS a client sees the end once the connection is closed, which does not wait longer
-        than the client sends; the deadline of `_linger` holds all the same."""
+        """TLS has no half-close, so the client sees the end only when the connection is closed.
+        Close it once the client is silent. The deadline of `_linger` still holds."""
         if self._dropped_bytes == dropped_bytes:
             self.transport.close()
         elif not self.transport.is_closing():

@@ -78,12 +78,13 @@ PIPELINED_REQUESTS_MAX = 16
 PIPELINED_BYTES_MAX = 64 * KIB
 """Bytes that may arrive while one is being answered; then the connection is cut."""
 TURN_SECONDS = 0.004
-"""Of each turn of the event loop, for what connections of HTTP/1.1 and HTTP/2 have sent."""
+"""Time in each turn of the event loop for bytes received over HTTP/1.1 and HTTP/2."""
 SLICE_BYTES_MIN, SLICE_BYTES_MAX = 512, 64 * KIB
-"""Parsed before the next look at the clock, the most of it inside a body. The smallest holds some
-twenty requests."""
+"""Bytes parsed between two readings of the clock; more than the minimum only inside a body. The
+minimum holds about twenty small requests."""
 UNSENT_WRITES_MAX = 4
-"""As large as the largest may wait of a stream whose events are larger than what else may wait."""
+"""A stream may leave this many times its largest write unread, if that is more than the usual
+bound: a single event may be larger than the bound."""
 LINGER_SECONDS = 5.0
 """After the last answer of a connection: how long what the client still sends is read and dropped,
 so that it sees the answer and not a reset. Most clients send all of a body before they read."""
@@ -91,7 +92,7 @@ LINGER_BYTES_MAX = 64 * MIB
 """The same in bytes: twice the largest body, so that one somewhat too large still gets its 413.
 Dropped bytes cost a read each and no memory."""
 LINGER_SILENCE_SECONDS = 0.25
-"""Over TLS, where the client sees no end before that: it is over once nothing came for so long."""
+"""After an error over TLS the connection is closed once the client has sent nothing for so long."""
 SEND_STALL_SECONDS = 60.0
 """From when on answers wait in our memory: their client takes them within this or is cut off."""
 PROBE_SECONDS = 0.25
@@ -240,7 +241,7 @@ OFFLOAD_BYTES_MIN = 16 * KIB
 """Bodies from here on are prepared on a worker thread, so that streams keep their pace.
 
 Up to a point: decoding a body and searches in its text are single calls that hold the interpreter's
-lock, and the event loop waits for each. They take some 1 to 4 ms per MiB. Checks of the bytes
+lock, and the event loop waits for each: some milliseconds per MiB. Checks of the bytes
 (json_bounds.py) and the tokenizer do not hold the lock."""
 PREPARE_THREADS = 2
 """Of requests that are about to be submitted."""

@@ -53,9 +53,9 @@ class _Load:
         self.is_wanted = False
         """The supervisor knows that requests wait."""
         self.sleepers: set[asyncio.Future[None]] = set()
-        """Of the requests that wait now."""
+        """Futures of the requests that wait now."""
         self.reading: asyncio.Task[None] | None = None
-        """Of its text."""
+        """The task that reads its text."""
         self.arrivals: dict[int, Callable[[], None]] = {}
         """Engines that came before the text, by number."""
         self.used_seconds: float | None = None
@@ -168,7 +168,7 @@ class Loading:
             self._take(served, text)
 
     async def _text_of(self, served: Served) -> TextModel | None:
-        """None: it cannot be read, and the log says why."""
+        """Read it; None if that fails, after logging why."""
         where = served.where
         try:
             return await self._loop.run_in_executor(

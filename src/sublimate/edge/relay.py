@@ -400,9 +400,9 @@ def _first_is_gone() -> ApiError:
 
 
 def relays_to_first(server: EdgeServer, exchange: Exchange) -> bool:
-    """Whether the edge that has the folders is to answer, which is then seen to. While one takes
-    over from another, it is the new one. Raises ApiError if it does not run: this one must not take
-    the folders, which it would keep."""
+    """True if the edge that has the folders has to answer; the exchange then gets a handler that
+    relays it. During a reload that is the new edge. Raises ApiError if it does not run: this edge
+    must not take the folders, because it would keep them."""
     if exchange.handler not in server.routes.of_first or exchange.is_relayed:
         return False
     is_first = server.place.worker == 0
@@ -427,7 +427,7 @@ async def _relay_to_first(server: EdgeServer, exchange: Exchange) -> None:
 
 
 def is_for_first(exchange: Exchange) -> bool:
-    """Whether relays_to_first has seen to it."""
+    """Whether relays_to_first gave it a handler that relays it."""
     return exchange.handler in (_relay_to_first, _finish_body)
 
 

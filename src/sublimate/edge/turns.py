@@ -10,27 +10,27 @@ from typing import Protocol
 
 class TakesTurns(Protocol):
     def go_on(self, end: float) -> None:
-        """Handle what was received until then (time.monotonic), a piece of it in any case, and wait
-        for another turn if something is left."""
+        """Handle received bytes until that time (time.monotonic), at least one piece of them, and
+        wait for another turn if some are left."""
         ...
 
 
 class Turns:
-    """However many connections send however much, other work of the event loop gets its turn after
-    a budget of time. Connections whose bytes are not all handled by then go on in later turns, one
-    piece after the other; a connection that has just begun to wait goes before those."""
+    """Bounds the time that connections take in one turn of the event loop, however much they send.
+    A connection with bytes left continues in later turns. Connections that have not had a turn yet
+    go first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """seconds: the budget of one turn of the event loop."""
         self._loop, self._seconds = loop, seconds
         self._new: deque[TakesTurns] = deque()
         self._old: deque[TakesTurns] = deque()
-        """They have had a turn, which was not enough."""
+        """Connections that have had a turn and have bytes left."""
         self._is_due = False
         self._began = self._end = 0.0
 
     def end(self) -> float:
-        """When the work of this turn of the event loop has to stop (time.monotonic)."""
+        """The time (time.monotonic) at which the work of this turn has to stop."""
         began = self._loop.time()  # uvloop: the same for a whole turn
         if began != self._began:
             self._began, self._end = began, time.monotonic() + self._seconds

@@ -62,7 +62,7 @@ class TooLargeError(Exception):
     def __init__(self, target_bytes: int) -> None:
         super().__init__(target_bytes)
         self.target_bytes = target_bytes
-        """Of its request target."""
+        """Length of the head's request target."""
 
 
 class FloodError(Exception):

@@ -819,8 +819,8 @@ class Http2Connection(asyncio.Protocol):
             self._close_when_silent(self._loop.time() + seconds)
 
     def _close_when_silent(self, end: float, dropped_bytes: int = -1) -> None:
-        """TLS has no half of a close: its client sees the end once the connection is closed, which
-        does not wait longer than the client sends."""
+        """TLS has no half-close, so the client sees the end only when the connection is closed.
+        Close it once the client is silent."""
         if self._dropped_bytes == dropped_bytes or self._loop.time() > end:
             self.transport.close()
             return
@@ -922,7 +922,7 @@ def _unpadded(flags: int, content: bytes) -> bytes:
 
 
 class Http2Listener:
-    """All connections of the port."""
+    """Accepts connections on the gRPC port."""
 
     def __init__(self, application: GrpcApplication) -> None:
         self.application = application

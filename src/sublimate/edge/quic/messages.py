@@ -73,7 +73,7 @@ class Messages(H3Connection):
         self._waiting: dict[int, bytearray] = {}
         """Incomplete heads, without their first bytes."""
         self._has_goaway = False
-        """What comes on the control stream as MAX_PUSH_ID is GOAWAY."""
+        """The frame that the library sees as MAX_PUSH_ID is a GOAWAY."""
         self._goaway_id = UINT_VAR_MAX
         super().__init__(transport)
         self._decoder = pylsqpack.Decoder(0, 0)
